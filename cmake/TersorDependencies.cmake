@@ -1,0 +1,29 @@
+# find_package first; the two header-only libraries that may be missing come through FetchContent.
+include(FetchContent)
+
+find_program(TERSOR_CCACHE ccache)
+if(TERSOR_TOP_LEVEL AND TERSOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Precompiled headers are cached too when their times and macros are not part of the key.
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND};-E;env;CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime;${TERSOR_CCACHE}")
+endif()
+
+set(TERSOR_VENV "${CMAKE_CURRENT_SOURCE_DIR}/.venv" CACHE PATH "Python environment whose torch wheel is used when no other LibTorch is given")
+if(NOT Torch_DIR AND NOT DEFINED ENV{Torch_DIR})
+  file(GLOB TERSOR_WHEEL_CMAKE "${TERSOR_VENV}/lib/python3*/site-packages/torch/share/cmake")
+  if(TERSOR_WHEEL_CMAKE)
+    list(APPEND CMAKE_PREFIX_PATH "${TERSOR_WHEEL_CMAKE}")
+  endif()
+endif()
+
+find_package(Torch 2.4 REQUIRED)
+find_package(Eigen3 3.3 REQUIRED NO_MODULE)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json 3 REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(Threads REQUIRED)
+
+# Torch's own variable holds absolute paths; this name does not, so exported targets can link to it.
+add_library(tersor::torch INTERFACE IMPORTED GLOBAL)
+target_link_libraries(tersor::torch INTERFACE ${TORCH_LIBRARIES})
+target_include_directories(tersor::torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+namespace tersor {
+
+using ValueId = std::int32_t;
+using NodeId = std::int32_t;
+
+/// One tensor of the network, with what it held when the example ran.
+struct GraphValue {
+  std::string parameter;  ///< full name (`block.1.weight`) when it is a parameter or buffer, else empty
+  at::Tensor value;       ///< a parameter itself, or what the example produced; shapes and dtypes are read from it
+};
+
+/// One argument of an operator: a tensor of the network, several, or anything else as the value it had.
+using GraphArgument = std::variant<ValueId, std::vector<ValueId>, c10::IValue>;
+
+/// One operator call. Arguments stand in schema order, defaults filled in.
+struct GraphNode {
+  std::string op;        ///< `aten::conv2d`
+  std::string overload;  ///< `` or `int`, `Tensor`, …
+  std::vector<std::string> argument_names;
+  std::vector<GraphArgument> arguments;
+  std::vector<ValueId> outputs;  ///< a list of tensors is spread out
+  std::string scope;             ///< submodule path where known, for messages
+};
+
+/// What a network does, flat: the operators that touched a tensor while the example ran, in order. Branches are
+/// resolved, loops unrolled, integers evaluated; tensors are named by ValueId. Built by a Model backend, read by passes.
+struct Graph {
+  std::vector<GraphValue> values;
+  std::vector<GraphNode> nodes;
+  std::vector<ValueId> inputs;
+  std::vector<ValueId> outputs;  ///< tuples, lists and dictionaries flattened, dictionaries in order of their keys
+
+  /// ValueId of a parameter or buffer; -1 if it takes no part.
+  ValueId find(std::string_view parameter) const;
+  /// Nodes that read `value`.
+  std::vector<NodeId> users(ValueId value) const;
+  const GraphArgument* argument(const GraphNode& node, std::string_view name) const;
+};
+
+}  // namespace tersor
