@@ -43,13 +43,13 @@ class Amount {
     return static_cast<std::int64_t>(round_half_even(fraction_ * static_cast<double>(n)));
   }
 
-  /// Throws BadOption when no number of elements could satisfy this amount.
-  void validate() const {
+  /// Throws BadOption when no number of elements could satisfy this amount; the message calls it `option`.
+  void validate(std::string_view option = "amount") const {
     if (is_count_) {
-      check(count_ >= 0, ErrorCode::BadOption, "amount={} is negative; expected a count of at least 0", count_);
+      check(count_ >= 0, ErrorCode::BadOption, "{}={} is negative; expected a count of at least 0", option, count_);
     } else {
       check(fraction_ >= 0.0 && fraction_ <= 1.0, ErrorCode::BadOption,
-            "amount={} is outside [0, 1]; expected a fraction such as 0.3, or a whole number for a count", text());
+            "{}={} is outside [0, 1]; expected a fraction such as 0.3, or a whole number for a count", option, text());
     }
   }
 

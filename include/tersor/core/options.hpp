@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,6 +23,8 @@ struct OptionValue {
   Kind kind = Kind::bare;
   std::string text;                ///< bare and quoted
   std::vector<OptionValue> items;  ///< list
+
+  friend bool operator==(const OptionValue&, const OptionValue&) = default;
 };
 
 /// One option of a struct: what the text parser, YAML, the command line, `--help`, validation, the report and the
@@ -38,7 +41,9 @@ struct Field {
 
 /// A struct with options: `static constexpr auto fields()` returns a tuple of Field.
 template <typename S>
-concept HasFields = requires { S::fields(); };
+concept HasFields = requires {
+  S::fields();
+};
 
 /// Spelling of an enumeration in text: specialise `names` with a list of {value, word}.
 template <typename E>
@@ -83,18 +88,18 @@ struct OptionText<bool> {
   static OptionValue print(bool x) { return {OptionValue::Kind::bare, x ? "true" : "false", {}}; }
 };
 
-template <>
-struct OptionText<std::int64_t> {
+template <std::integral I>
+struct OptionText<I> {
   static std::string type() { return "integer"; }
-  static std::int64_t parse(const OptionValue& v) { return detail::number<std::int64_t>("an integer", v); }
-  static OptionValue print(std::int64_t x) { return {OptionValue::Kind::bare, std::to_string(x), {}}; }
+  static I parse(const OptionValue& v) { return detail::number<I>("an integer", v); }
+  static OptionValue print(I x) { return {OptionValue::Kind::bare, std::to_string(x), {}}; }
 };
 
-template <>
-struct OptionText<double> {
+template <std::floating_point R>
+struct OptionText<R> {
   static std::string type() { return "number"; }
-  static double parse(const OptionValue& v) { return detail::number<double>("a number", v); }
-  static OptionValue print(double x) { return {OptionValue::Kind::bare, fmt::format("{}", x), {}}; }
+  static R parse(const OptionValue& v) { return detail::number<R>("a number", v); }
+  static OptionValue print(R x) { return {OptionValue::Kind::bare, fmt::format("{}", x), {}}; }
 };
 
 template <>
@@ -145,7 +150,7 @@ struct OptionText<std::optional<T>> {
 };
 
 template <typename E>
-  requires std::is_enum_v<E>
+requires std::is_enum_v<E>
 struct OptionText<E> {
   static std::string type() {
     std::string s;
@@ -170,11 +175,12 @@ struct OptionInfo {
   std::string name, type, default_text, help, range, unit;
 };
 
-/// Sets one option from text. UnknownOption names the near misses; BadOption the option, what was expected and the range.
+/// Sets one option from text. UnknownOption names the near misses; BadOption the option, what was expected and the
+/// range.
 template <HasFields S>
 void set_option(S& options, std::string_view key, const OptionValue& value);
 
-/// Checks the ranges of all options of a struct that was filled in C++.
+/// Checks all options of a struct that was filled in C++: ranges, finite numbers, UTF-8 text.
 template <HasFields S>
 void validate_options(const S& options);
 
@@ -185,7 +191,14 @@ std::vector<std::pair<std::string, OptionValue>> changed_options(const S& option
 template <HasFields S>
 std::vector<OptionInfo> describe_options();
 
-/// `0.3`, `word`, `'quoted text'`, `[a, b]`: quotes only where the grammar needs them.
+/// What the grammar reads as a bare word or number: ASCII letters, digits and `_ . - + : / *`.
+constexpr bool is_bare(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+         c == '-' || c == '+' || c == ':' || c == '/' || c == '*';
+}
+
+/// `0.3`, `word`, `'quoted text'`, `[a, b]`: quotes only where reading it back needs them. Inside quotes `'` and `\`
+/// are written `\'` and `\\`.
 std::string text(const OptionValue& value);
 
 }  // namespace tersor
