@@ -132,8 +132,7 @@ inline std::string did_you_mean(std::string_view name, const std::vector<std::st
   const std::vector<std::string> near = nearest_names(name, candidates);
   std::string out;
   for (std::size_t i = 0; i < near.size(); ++i) {
-    out += i == 0 ? "; did you mean " : i + 1 == near.size() ? " or " : ", ";
-    out += "'" + escaped(near[i]) + "'";
+    out += fmt::format("{}'{}'", i == 0 ? "; did you mean " : i + 1 == near.size() ? " or " : ", ", escaped(near[i]));
   }
   return out.empty() ? out : out + "?";
 }
