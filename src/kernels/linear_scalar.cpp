@@ -49,7 +49,7 @@ void per_tensor(const float* x, std::int64_t k, std::int64_t stride, float scale
     std::memset(codes, 0, static_cast<std::size_t>(2 * stride));
     return;
   }
-  for (std::int64_t j = 0; j < k; ++j) codes[j] = quantize(x[j], {scale, zero_point}, -128, 127);
+  for (std::int64_t j = 0; j < k; ++j) codes[j] = quantize_value(x[j], {scale, zero_point}, -128, 127);
   *row_scale = scale;
   finish_row(k, stride, codes);
 }

@@ -100,7 +100,7 @@ inline QuantParams choose_params(std::span<const float> x, const QuantScheme& sc
 }
 
 /// clamp(round_half_even(x / scale) + zero_point, qmin, qmax); division in float32. `x` is not NaN.
-inline std::int8_t quantize(float x, QuantParams params, int qmin, int qmax) {
+inline std::int8_t quantize_value(float x, QuantParams params, int qmin, int qmax) {
   // Far outside every code, and small enough for round_half_even_small and the conversion to int.
   const float limit = 1024.0F;
   const float steps = round_half_even_small(std::clamp(x / params.scale, -limit, limit));
@@ -108,10 +108,10 @@ inline std::int8_t quantize(float x, QuantParams params, int qmin, int qmax) {
 }
 
 /// Codes of a row or group; `codes` is as long as `x`.
-inline void quantize(std::span<const float> x, QuantParams params, const QuantScheme& scheme, std::int8_t* codes) {
+inline void quantize_values(std::span<const float> x, QuantParams params, const QuantScheme& scheme, std::int8_t* codes) {
   const int qmin = scheme.qmin();
   const int qmax = scheme.qmax();
-  for (std::size_t i = 0; i < x.size(); ++i) codes[i] = quantize(x[i], params, qmin, qmax);
+  for (std::size_t i = 0; i < x.size(); ++i) codes[i] = quantize_value(x[i], params, qmin, qmax);
 }
 
 /// (code - zero_point) * scale in float32.

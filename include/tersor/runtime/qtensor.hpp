@@ -35,7 +35,8 @@ struct QTensor {
 /// Scales are computed in float32, rounded to the weight's dtype, then used: symmetric max|w| / qmax, affine
 /// (max - min) / (2^bits - 1) with 0 inside [min, max]. An all-zero row or group gets the smallest normal scale.
 /// Throws NonFiniteWeight (with how many, and the first index) and UnsupportedDtype.
-QTensor quantize(const at::Tensor& weight, const QuantScheme& scheme);
+/// (`tersor::quantize` is the namespace of the passes.)
+QTensor quantize_weight(const at::Tensor& weight, const QuantScheme& scheme);
 
 /// (codes - zero_point) * scale, in float32, in the original shape and dtype.
 at::Tensor dequantize(const QTensor& q);
