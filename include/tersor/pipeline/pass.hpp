@@ -27,15 +27,16 @@ enum class Need : unsigned {
   original = 16  ///< the model as it was before the first pass
 };
 constexpr Need operator|(Need a, Need b) { return Need(unsigned(a) | unsigned(b)); }
+/// Whether `set` contains all of `one`.
 constexpr bool has(Need set, Need one) { return (unsigned(set) & unsigned(one)) == unsigned(one); }
 
 /// Settings of a run that belong to no pass.
 struct RunOptions {
-  std::optional<Dataset> calibration;
-  std::int64_t samples = 512;     ///< of the calibration data at most
-  std::int64_t batch_size = 32;   ///< of calibration batches
+  std::optional<Dataset> calibration = std::nullopt;
+  std::int64_t samples = 512;    ///< of the calibration data at most
+  std::int64_t batch_size = 32;  ///< of calibration batches
   std::uint64_t seed = 0;
-  Progress* progress = nullptr;   ///< none: silent
+  Progress* progress = nullptr;  ///< none: silent
 };
 
 /// State of one run, handed to every pass.
@@ -56,8 +57,10 @@ struct PassContext {
 ///       Need needs() const { return Need::weights; }
 ///       Changed run(Model& model, PassContext& context) const;
 ///     };
+///
+/// A rule that spans several options goes into `void validate() const`, which throws BadOption.
 template <typename P>
-concept PassType = std::copyable<P> && HasFields<P> && requires(const P pass, Model& model, PassContext& context) {
+concept PassType = HasFields<P> && std::copyable<P> && requires(const P pass, Model& model, PassContext& context) {
   { P::name } -> std::convertible_to<std::string_view>;
   { P::summary } -> std::convertible_to<std::string_view>;
   { pass.needs() } -> std::same_as<Need>;
@@ -75,8 +78,16 @@ class Pass {
   /// `name` or `name(option=value, …)` with the options that differ from their defaults.
   std::string text() const { return self_->text(); }
   std::vector<std::pair<std::string, OptionValue>> options() const { return self_->options(); }
+  /// Throws BadOption unless every option is in its range and the pass agrees with their combination.
   void validate() const { self_->validate(); }
   Changed run(Model& model, PassContext& context) const { return self_->run(model, context); }
+
+  /// The pass itself when it is a P, else nullptr.
+  template <PassType P>
+  const P* as() const {
+    const auto* holder = dynamic_cast<const Holder<P>*>(self_.get());
+    return holder == nullptr ? nullptr : &holder->pass;
+  }
 
  private:
   struct Concept {
@@ -93,9 +104,18 @@ class Pass {
     explicit Holder(P p) : pass(std::move(p)) {}
     std::string_view name() const override { return P::name; }
     Need needs() const override { return pass.needs(); }
-    std::string text() const override { return pass_text(P::name, changed_options(pass)); }
+    std::string text() const override {
+      if constexpr (requires { pass.text(); }) {
+        return pass.text();
+      } else {
+        return pass_text(P::name, changed_options(pass));
+      }
+    }
     std::vector<std::pair<std::string, OptionValue>> options() const override { return changed_options(pass); }
-    void validate() const override { validate_options(pass); }
+    void validate() const override {
+      validate_options(pass);
+      if constexpr (requires { pass.validate(); }) pass.validate();
+    }
     Changed run(Model& model, PassContext& context) const override { return pass.run(model, context); }
     P pass;
   };

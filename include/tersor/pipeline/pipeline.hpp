@@ -1,10 +1,11 @@
 #pragma once
 
-#include <filesystem>
+#include <cstddef>
 #include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tersor/pipeline/pass.hpp"
@@ -18,18 +19,35 @@ struct PassInfo {
   Need needs;  ///< with default options
   std::vector<OptionInfo> (*options)();
   Pass (*make)(const std::vector<std::pair<std::string, OptionValue>>& options);
+  std::string_view type;  ///< of the struct: `tersor::prune::L1`
 };
+
+namespace detail {
+
+template <typename T>
+constexpr std::string_view type_name() {
+  constexpr std::string_view function = __PRETTY_FUNCTION__;  // "… [with T = tersor::prune::L1; …" or "… [T = …]"
+  constexpr std::size_t begin = function.find("T = ") + 4;
+  return function.substr(begin, function.find_first_of(";]", begin) - begin);
+}
+
+}  // namespace detail
 
 /// The row of a pass for the list in `passes/registry.cpp`.
 template <PassType P>
 constexpr PassInfo pass_info() {
-  return {P::name, P::summary, P{}.needs(), [] { return describe_options<P>(); },
+  return {P::name,
+          P::summary,
+          P{}.needs(),
+          [] { return describe_options<P>(); },
           [](const std::vector<std::pair<std::string, OptionValue>>& options) -> Pass {
             P pass;
             for (const auto& [key, value] : options) set_option(pass, key, value);
-            validate_options(pass);
-            return pass;
-          }};
+            Pass made = std::move(pass);
+            made.validate();
+            return made;
+          },
+          detail::type_name<P>()};
 }
 
 /// Passes in order; itself a pass, so it nests.
@@ -47,13 +65,17 @@ class Pipeline {
   Need needs() const;
 
   /// Checks the options and needs of every pass, then runs them. On an error the model is as it was before the first
-  /// pass, and the error says which pass and layer.
+  /// pass, and the error says which pass and layer. The recipe is added to the model's metadata.
   Report run(Model& model, const RunOptions& options = {}) const;
   /// The same without running: throws what `run` would throw before its first change.
   void check_needs(const Model& model, const RunOptions& options) const;
+  /// As one pass of something larger: no checks, no roll-back, all rows in the report of the context.
   Changed run(Model& model, PassContext& context) const;
+  /// Throws what `run` throws for wrong options.
+  void validate() const;
 
-  /// `prune_l1(amount=0.5), quantize_dynamic`; `parse_pipeline` gives the same pipeline back.
+  /// Nested pipelines are written flat: `prune_l1(amount=0.5), quantize_dynamic`; `parse_pipeline` gives the same
+  /// pipeline back.
   std::string text() const;
   /// The recipe as YAML; `parse_recipe` gives the same pipeline back.
   std::string yaml() const;
@@ -62,10 +84,10 @@ class Pipeline {
   std::vector<Pass> passes_;
 };
 
-/// Grammar: `pass (',' pass)*`, `name ['(' key '=' value (',' …)* ')']`; see docs/reference/recipes.md. `passes` is what
-/// may be named (`tersor::registry()` of passes/registry.hpp).
+/// Grammar: `pass (',' pass)*`, `name ['(' key '=' value (',' …)* ')']`; see docs/reference/recipes.md. `passes` is
+/// what may be named (`tersor::registry()` of passes/registry.hpp).
 Pipeline parse_pipeline(std::string_view text, std::span<const PassInfo> passes);
-/// A YAML recipe: `passes:` with names or one-key maps.
+/// A YAML recipe: `passes:` with names or one-key maps. Errors name the line and column.
 Pipeline parse_recipe(std::string_view yaml, std::span<const PassInfo> passes);
 /// docs/reference/passes.md.
 std::string passes_markdown(std::span<const PassInfo> passes);

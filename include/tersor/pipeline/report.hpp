@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +15,7 @@ struct ReportRow {
   std::vector<std::pair<std::string, std::string>> details;  ///< `bits` `4`; `why` `…` for skipped ones
 };
 
+/// What a pass did to the model. `weights`: values, codes or masks, every shape as before.
 enum class Changed { nothing, weights, structure };
 
 /// What one pass did.
@@ -30,7 +30,9 @@ struct PassReport {
     rows.push_back({std::move(layer), std::move(action), {}});
     return rows.back();
   }
-  void skip(std::string layer, std::string why) { row(std::move(layer), "skipped").details.emplace_back("why", std::move(why)); }
+  void skip(std::string layer, std::string why) {
+    row(std::move(layer), "skipped").details.emplace_back("why", std::move(why));
+  }
 };
 
 /// What a pipeline did: a table for people, JSON for programs.
@@ -40,7 +42,10 @@ struct Report {
   std::int64_t bytes_before = 0, bytes_after = 0;            ///< of all tensors
   std::int64_t parameters_before = 0, parameters_after = 0;  ///< elements of all tensors
 
+  /// Aligned columns; at most 40 rows of a pass, then `… and N more`.
   std::string table() const;
+  /// Every row. `{"recipe", "passes": [{"pass", "changed", "seconds", "rows": [{"layer", "action", "details"}],
+  /// "warnings"}], "bytes": {"before", "after"}, "parameters": {…}}`; details that are numbers are JSON numbers.
   std::string json() const;
 };
 
