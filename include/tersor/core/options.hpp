@@ -154,7 +154,7 @@ requires std::is_enum_v<E>
 struct OptionText<E> {
   static std::string type() {
     std::string s;
-    for (const auto& [value, word] : EnumNames<E>::names) s += (s.empty() ? "" : "|") + std::string(word);
+    for (const auto& [value, word] : EnumNames<E>::names) s.append(s.empty() ? "" : "|").append(word);
     return s;
   }
   static E parse(const OptionValue& v) {
