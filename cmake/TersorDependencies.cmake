@@ -1,5 +1,4 @@
-# find_package first; the two header-only libraries that may be missing come through FetchContent.
-include(FetchContent)
+include(GNUInstallDirs)
 
 find_program(TERSOR_CCACHE ccache)
 if(TERSOR_TOP_LEVEL AND TERSOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -8,14 +7,12 @@ if(TERSOR_TOP_LEVEL AND TERSOR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 set(TERSOR_VENV "${CMAKE_CURRENT_SOURCE_DIR}/.venv" CACHE PATH "Python environment whose torch wheel is used when no other LibTorch is given")
-if(NOT Torch_DIR AND NOT DEFINED ENV{Torch_DIR})
+find_package(Torch 2.4 QUIET)
+if(NOT Torch_FOUND)  # none named by Torch_DIR or CMAKE_PREFIX_PATH
   file(GLOB TERSOR_WHEEL_CMAKE "${TERSOR_VENV}/lib/python3*/site-packages/torch/share/cmake")
-  if(TERSOR_WHEEL_CMAKE)
-    list(APPEND CMAKE_PREFIX_PATH "${TERSOR_WHEEL_CMAKE}")
-  endif()
+  list(APPEND CMAKE_PREFIX_PATH "${TERSOR_WHEEL_CMAKE}")
+  find_package(Torch 2.4 REQUIRED)
 endif()
-
-find_package(Torch 2.4 REQUIRED)
 find_package(Eigen3 3.3 REQUIRED NO_MODULE)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json 3 REQUIRED)
@@ -27,3 +24,10 @@ find_package(Threads REQUIRED)
 add_library(tersor::torch INTERFACE IMPORTED GLOBAL)
 target_link_libraries(tersor::torch INTERFACE ${TORCH_LIBRARIES})
 target_include_directories(tersor::torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
+
+if(NOT TERSOR_TOP_LEVEL)  # the project around this one links our targets, so it must see theirs
+  get_directory_property(found IMPORTED_TARGETS)
+  foreach(target IN LISTS found)
+    set_target_properties(${target} PROPERTIES IMPORTED_GLOBAL TRUE)
+  endforeach()
+endif()

@@ -1,0 +1,16 @@
+# Configures the consumer around the sources, builds and runs what needs the headers only, and reads how the programs
+# that need LibTorch would be linked: every library must be known in the directory of the consumer.
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+file(REMOVE_RECURSE ${WORK})
+run("configuring the consumer" ${configure} -DTERSOR_SOURCE=${SOURCE} -DTorch_DIR=${TORCH_DIR})
+run("building with_core" ${CMAKE_COMMAND} --build ${WORK} --target with_core)
+run("with_core" ${WORK}/with_core)
+if(GENERATOR STREQUAL "Ninja")
+  foreach(program with_runtime with_tersor)
+    run("ninja -t commands ${program}" ${MAKE_PROGRAM} -C ${WORK} -t commands ${program})
+    string(REGEX MATCH "[^\n]*-o ${program} [^\n]*" link "${OUTPUT}")
+    if(NOT link MATCHES "/libtorch_cpu\\.so" OR link MATCHES " -ltorch")
+      message(FATAL_ERROR "${program} does not link LibTorch by its path: ${link}")
+    endif()
+  endforeach()
+endif()
