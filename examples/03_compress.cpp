@@ -12,15 +12,14 @@ int main(int argc, char** argv) try {
   // [README]
   const tersor::Dataset calibration = tersor::read_dataset("calibration.safetensors");
   tersor::Model model = tersor::Model::load("cnn.pt");
-  model.set_example(calibration.slice(0, 1).inputs);
+  model.set_example(calibration.slice(0, 2).inputs);
 
-  const tersor::Report report =
-      tersor::Pipeline{
-          tersor::prune::Structured{.amount = 0.3},
-          tersor::fold::BatchNorm{},
-          tersor::quantize::Static{},
-      }
-          .run(model, {.calibration = calibration});
+  const tersor::Pipeline pipeline{
+      tersor::prune::Structured{.amount = 0.3},
+      tersor::fold::BatchNorm{},
+      tersor::quantize::Static{},
+  };
+  const tersor::Report report = pipeline.run(model, {.calibration = calibration});
 
   model.save("cnn-small.pt", {.overwrite = true});
   std::cout << report.table();
