@@ -66,7 +66,10 @@ ChannelTracer::ChannelTracer(ChannelGroups& groups)
 
 void ChannelTracer::run() {
   for (const GraphNode& node : graph.nodes) {
-    if (node.outputs.empty()) continue;
+    if (node.outputs.empty()) {
+      for (const ValueId id : tensors(node)) fix_all(id, "its values are read as numbers");
+      continue;
+    }
     if (const ChannelRule* rule = find_channel_rule(node.op)) {
       rule->trace(*this, node);
     } else {

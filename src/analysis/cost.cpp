@@ -5,9 +5,7 @@
 #include <string_view>
 
 namespace tersor {
-namespace {
 
-/// Multiply-accumulates per output element; 0 for operators without any.
 std::int64_t macs_per_output(const Graph& graph, const GraphNode& node) {
   const auto tensor = [&](std::string_view name) -> const at::Tensor* {
     const GraphArgument* argument = graph.argument(node, name);
@@ -27,8 +25,6 @@ std::int64_t macs_per_output(const Graph& graph, const GraphNode& node) {
   }
   return 0;
 }
-
-}  // namespace
 
 std::int64_t macs(const Graph& graph) {
   std::int64_t sum = 0;

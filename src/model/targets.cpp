@@ -4,9 +4,6 @@
 #include <regex>
 
 #include "tersor/core/error.hpp"
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wrestrict"  // GCC 12 sees an overlap in operator+ of strings that is none (PR 105651)
-#endif
 #include "tersor/core/names.hpp"
 
 namespace tersor {

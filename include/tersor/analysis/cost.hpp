@@ -6,6 +6,9 @@
 
 namespace tersor {
 
+/// Terms of the sum behind each output element of a linear, matrix-product or convolution operator; 0 for others.
+std::int64_t macs_per_output(const Graph& graph, const GraphNode& node);
+
 /// Multiply-accumulate operations of the linear, matrix-product and convolution operators for the graph's example.
 std::int64_t macs(const Graph& graph);
 

@@ -41,7 +41,9 @@ struct L1 {
 ///
 /// Channel groups come from running the network's shape operators on labels (docs/explanation/channel-groups.md). A
 /// channel's importance is the sum of |w| over the filters that produce it, averaged over producers. Outputs of the model
-/// are never pruned; what cannot be followed stays whole and is reported. Li et al., Pruning Filters for Efficient
+/// are never pruned; what cannot be followed stays whole and is reported. `verify` compares the result with the network
+/// as it was before this pass, the removed channels' readers set to zero, within rounding; families whose removal
+/// changes statistics (LayerNorm) are left out of the comparison and named. Li et al., Pruning Filters for Efficient
 /// ConvNets, arXiv:1608.08710.
 struct Structured {
   Amount amount = 0.3;
@@ -62,7 +64,8 @@ struct Structured {
         Field{"ignore", &Structured::ignore, "Layers whose outputs stay; wins over targets."},
         Field{"verify", &Structured::verify, "Compare with the unpruned network whose removed channels are cut off from their consumers."}};
   }
-  Need needs() const { return verify ? Need::graph | Need::original : Need::graph; }
+  void validate() const { amount.validate(); }
+  Need needs() const { return Need::graph; }
   Changed run(Model& model, PassContext& context) const;
 };
 
