@@ -21,8 +21,8 @@ struct L1 {
   Amount amount = 0.5;
   Scope scope = Scope::layer;
   Of of = Of::nonzero;
-  std::vector<std::string> targets;
-  std::vector<std::string> ignore;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
 
   static constexpr std::string_view name = "prune_l1";
   static constexpr std::string_view summary = "Sets the weights of least magnitude to zero.";
@@ -49,8 +49,8 @@ struct Structured {
   Amount amount = 0.3;
   std::int64_t round_to = 1;
   std::int64_t min_channels = 1;
-  std::vector<std::string> targets;
-  std::vector<std::string> ignore;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
   bool verify = false;
 
   static constexpr std::string_view name = "prune_structured";
