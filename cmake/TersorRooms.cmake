@@ -77,7 +77,9 @@ function(tersor_rooms)
     tersor_compile_options(tersor_room_${room})
     target_link_libraries(tersor_room_${room} PUBLIC tersor_ops PRIVATE nlohmann_json::nlohmann_json yaml-cpp ZLIB::ZLIB)
     list(APPEND objects $<TARGET_OBJECTS:tersor_room_${room}>)
-    if(NOT room STREQUAL "model")  # the one room that knows TorchScript includes its headers
+    if(room STREQUAL "model")  # the one room that knows TorchScript includes its headers
+      target_precompile_headers(tersor_room_model PRIVATE ${PROJECT_SOURCE_DIR}/src/model/pch.hpp)
+    else()
       tersor_cheap_headers(tersor_room_${room})
       tersor_use_pch(tersor_room_${room})
     endif()

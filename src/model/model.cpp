@@ -1,8 +1,6 @@
 #include "tersor/model/model.hpp"
 
 #include <algorithm>
-#include <array>
-#include <fstream>
 #include <functional>
 #include <limits>
 
@@ -13,6 +11,8 @@
 #include "impl.hpp"
 #include "tersor/core/error.hpp"
 #include "tersor/core/names.hpp"
+#include "tersor/io/torchscript_archive.hpp"
+#include "tersor/version.hpp"
 
 namespace tersor {
 namespace {
@@ -134,10 +134,8 @@ Model& Model::operator=(const Model&) = default;
 Model::~Model() = default;
 
 Model Model::load(const std::filesystem::path& path, const LoadOptions& options) {
-  std::array<char, 4> magic{};
-  std::ifstream(path, std::ios::binary).read(magic.data(), magic.size());
-  const bool zip = std::string_view(magic.data(), magic.size()) == std::string_view("PK\3\4", 4);
-  const std::shared_ptr<Impl> impl = zip ? load_script(path, options) : load_checkpoint(path, options);
+  const bool checkpoint = sniff(path) == FileKind::safetensors;
+  const std::shared_ptr<Impl> impl = checkpoint ? load_checkpoint(path, options) : load_script(path, options);
   restore(*impl);
   return Model(impl);
 }
@@ -330,6 +328,7 @@ const std::map<std::string, std::vector<std::int64_t>>& Model::kept() const { re
 
 void Model::save(const std::filesystem::path& path, const SaveOptions& options) const {
   std::map<std::string, std::string> metadata = impl_->metadata;
+  metadata["tersor.version"] = version;
   Json layers = Json::object();
   for (const Layer& layer : this->layers()) layers[layer.name] = describe(layer, tensor(layer.weight));
   metadata["tersor.layers"] = layers.dump();

@@ -21,7 +21,8 @@ struct GraphValue {
   at::Tensor value;       ///< a parameter itself, or what the example produced; shapes and dtypes are read from it
 };
 
-/// One argument of an operator: a tensor of the network, several, or anything else as the value it had.
+/// One argument of an operator: a tensor of the network, several (-1 for a missing one), or anything else as the value
+/// it had; a missing optional tensor is None.
 using GraphArgument = std::variant<ValueId, std::vector<ValueId>, c10::IValue>;
 
 /// One operator call. Arguments stand in schema order, defaults filled in.
@@ -34,13 +35,23 @@ struct GraphNode {
   std::string scope;             ///< submodule path where known, for messages
 };
 
-/// What a network does, flat: the operators that touched a tensor while the example ran, in order. Branches are
-/// resolved, loops unrolled, integers evaluated; tensors are named by ValueId. Built by a Model backend, read by passes.
+/// What a network does, flat: the operators that made a tensor while the example ran, in order. Branches are
+/// resolved, loops unrolled, integers evaluated; tensors are named by ValueId. Built by a Model backend, read by
+/// passes.
+///
+/// An operator that works in place gives a new value, which later operators read. Operators that hand on what they were
+/// given (dropout in eval mode, picking from a list) do not appear. Where a tensor was changed through another view of
+/// its memory, a node `tersor::written_through(self, source)` gives it a new value. A number that is read out of a
+/// tensor's values (`aten::item`) is a node without outputs. Two parameters that share their tensor are one value,
+/// named by the first.
 struct Graph {
   std::vector<GraphValue> values;
   std::vector<GraphNode> nodes;
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;  ///< tuples, lists and dictionaries flattened, dictionaries in order of their keys
+  /// Branches and loops whose course depends on the values of the example, each by its place: `nodes` shows the course
+  /// that this example took, and another input may take another one.
+  std::vector<std::string> data_dependent;
 
   /// ValueId of a parameter or buffer; -1 if it takes no part.
   ValueId find(std::string_view parameter) const;

@@ -1,0 +1,281 @@
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include <torch/csrc/jit/ir/constants.h>
+
+#include "script.hpp"
+#include "tersor/core/error.hpp"
+
+namespace tersor {
+namespace {
+
+/// Where an operator that owns a weight keeps its parts; -1 where it has none.
+struct LayerRule {
+  std::string_view op;
+  LayerKind kind;  ///< `other`: by the dimensions of the weight
+  int input, weight, bias, groups;
+};
+
+constexpr std::array<LayerRule, 23> layer_rules{{{"aten::linear", LayerKind::linear, 0, 1, 2, -1},
+                                                 {"aten::addmm", LayerKind::linear, 1, 2, 0, -1},
+                                                 {"aten::matmul", LayerKind::linear, 0, 1, -1, -1},
+                                                 {"aten::mm", LayerKind::linear, 0, 1, -1, -1},
+                                                 {"aten::conv1d", LayerKind::conv1d, 0, 1, 2, 6},
+                                                 {"aten::conv2d", LayerKind::conv2d, 0, 1, 2, 6},
+                                                 {"aten::conv3d", LayerKind::conv3d, 0, 1, 2, 6},
+                                                 {"aten::_convolution", LayerKind::other, 0, 1, 2, 8},
+                                                 {"aten::convolution", LayerKind::other, 0, 1, 2, 8},
+                                                 {"aten::conv_transpose1d", LayerKind::conv_transpose, 0, 1, 2, 6},
+                                                 {"aten::conv_transpose2d", LayerKind::conv_transpose, 0, 1, 2, 6},
+                                                 {"aten::conv_transpose3d", LayerKind::conv_transpose, 0, 1, 2, 6},
+                                                 {"aten::batch_norm", LayerKind::batch_norm, 0, 1, 2, -1},
+                                                 {"aten::layer_norm", LayerKind::layer_norm, 0, 2, 3, -1},
+                                                 {"aten::group_norm", LayerKind::group_norm, 0, 2, 3, -1},
+                                                 {"aten::embedding", LayerKind::embedding, 1, 0, -1, -1},
+                                                 {"aten::lstm", LayerKind::recurrent, 0, 2, -1, -1},
+                                                 {"aten::gru", LayerKind::recurrent, 0, 2, -1, -1},
+                                                 {"aten::rnn_tanh", LayerKind::recurrent, 0, 2, -1, -1},
+                                                 {"aten::rnn_relu", LayerKind::recurrent, 0, 2, -1, -1},
+                                                 {"tersor::linear", LayerKind::linear, 0, 1, -1, -1},
+                                                 {"tersor::linear_relu", LayerKind::linear, 0, 1, -1, -1},
+                                                 {"tersor::conv", LayerKind::other, 0, 1, -1, 5}}};
+
+bool is_int(const jit::Value* value, std::int64_t a, std::int64_t b) {
+  const auto constant = jit::toIValue(value);
+  return constant && constant->isInt() && (constant->toInt() == a || constant->toInt() == b);
+}
+
+/// The matrix that `value` is the transpose of; nullptr when it is none.
+jit::Value* transposed(jit::Value* value) {
+  jit::Node* node = value->node();
+  const std::string op = node->kind().toQualString();
+  if (op == "aten::t" || op == "aten::numpy_T" || op == "aten::mT") return node->input(0);
+  if (op == "aten::transpose" && ((is_int(node->input(1), 0, -2) && is_int(node->input(2), 1, -1)) ||
+                                  (is_int(node->input(1), 1, -1) && is_int(node->input(2), 0, -2))))
+    return node->input(0);
+  return nullptr;
+}
+
+bool is_one(const jit::Value* value) {
+  const auto constant = jit::toIValue(value);
+  return constant && constant->isScalar() && constant->toScalar().equal(1);
+}
+
+/// The addition that gives a product its bias, as older versions write a Linear: the only reader of `product`.
+jit::Node* bias_addition(jit::Value* product) {
+  if (product->uses().size() != 1) return nullptr;
+  jit::Node* node = product->uses().front().user;
+  const std::string op = node->kind().toQualString();
+  const bool adds =
+      (op == "aten::add" || op == "aten::add_") && node->inputs().size() == 3 && node->input(0) == product;
+  return adds && is_one(node->input(2)) ? node : nullptr;
+}
+
+using Names = std::unordered_map<const c10::TensorImpl*, std::string>;
+
+Names first_names(const jit::Module& root) {
+  Names names;
+  for (const NamedTensor& tensor : named_tensors(root))
+    names.try_emplace(tensor.tensor.unsafeGetTensorImpl(), tensor.name);
+  return names;
+}
+
+/// Name of the tensor that `value` reads; of the first tensor where it reads a list (the weights of recurrent layers).
+std::string parameter_name(const jit::Module& root, const Names& names, const jit::Value* value) {
+  if (value->node()->kind() == c10::prim::ListConstruct && !value->node()->inputs().empty())
+    value = value->node()->input(0);
+  const auto path = attribute_path(value);
+  if (!path) return {};
+  c10::IValue held = attribute_at(root, *path);
+  if (held.isTensorList() && !held.toTensorList().empty()) held = held.toTensorList().get(0);
+  if (!held.isTensor()) return {};
+  const auto found = names.find(held.toTensor().unsafeGetTensorImpl());
+  return found == names.end() ? std::string() : found->second;
+}
+
+LayerKind convolution_kind(std::int64_t dims) {
+  return dims == 3   ? LayerKind::conv1d
+         : dims == 4 ? LayerKind::conv2d
+         : dims == 5 ? LayerKind::conv3d
+                     : LayerKind::other;
+}
+
+std::optional<LayerCall> layer_call(const jit::Module& root, const Names& names, jit::Node* node) {
+  const std::string op = node->kind().toQualString();
+  const auto rule =
+      std::find_if(layer_rules.begin(), layer_rules.end(), [&](const LayerRule& r) { return r.op == op; });
+  if (rule == layer_rules.end()) return std::nullopt;
+  const auto input = [&](int index) { return node->input(static_cast<std::size_t>(index)); };
+
+  LayerCall call;
+  call.kind = rule->kind;
+  call.node = node;
+  call.input = input(rule->input);
+  call.weight = input(rule->weight);
+  call.output = node->output(0);
+  if (rule->groups >= 0) call.groups = input(rule->groups);
+  if (rule->bias >= 0) call.bias = input(rule->bias);
+
+  if (op.starts_with("tersor::")) {
+    const auto path = attribute_path(call.weight);
+    if (!path) return std::nullopt;
+    const auto packed = as_packed(*path, attribute_at(root, *path));
+    if (!packed) return std::nullopt;
+    call.weight_name = packed->weight;
+    call.bias_name = packed->bias;
+    if (call.kind == LayerKind::other)
+      call.kind = convolution_kind(static_cast<std::int64_t>(packed->quantization.weight.shape.size()));
+    return call;
+  }
+  if (op == "aten::addmm" || op == "aten::matmul" || op == "aten::mm") {
+    call.weight = transposed(call.weight);
+    if (!call.weight) return std::nullopt;
+    if (op == "aten::addmm" && !(is_one(node->input(3)) && is_one(node->input(4)))) return std::nullopt;
+  }
+  call.weight_name = parameter_name(root, names, call.weight);
+  if (call.weight_name.empty()) return std::nullopt;
+  if (op == "aten::matmul" || op == "aten::mm") {
+    if (jit::Node* addition = bias_addition(call.output);
+        addition && !parameter_name(root, names, addition->input(1)).empty()) {
+      call.bias = addition->input(1);
+      call.output = addition->output();
+    }
+  }
+  if (call.bias) call.bias_name = parameter_name(root, names, call.bias);
+  if (call.kind == LayerKind::other) {
+    const auto is_transposed = jit::toIValue(node->input(6));
+    if (!is_transposed || !is_transposed->isBool()) return std::nullopt;
+    call.kind = is_transposed->toBool() ? LayerKind::conv_transpose
+                                        : convolution_kind(attribute_at(root, call.weight_name).toTensor().dim());
+  }
+  return call;
+}
+
+constexpr std::array<std::string_view, 55> follows_element_wise{
+    "aten::relu",     "aten::relu_",     "aten::relu6",       "aten::gelu",        "aten::silu",
+    "aten::sigmoid",  "aten::tanh",      "aten::softmax",     "aten::log_softmax", "aten::logsigmoid",
+    "aten::hardtanh", "aten::hardswish", "aten::hardsigmoid", "aten::leaky_relu",  "aten::elu",
+    "aten::mish",     "aten::exp",       "aten::log",         "aten::abs",         "aten::neg",
+    "aten::sqrt",     "aten::pow",       "aten::clamp",       "aten::clamp_min",   "aten::add",
+    "aten::add_",     "aten::sub",       "aten::sub_",        "aten::rsub",        "aten::mul",
+    "aten::mul_",     "aten::div",       "aten::div_",        "aten::dropout",     "aten::view",
+    "aten::reshape",  "aten::flatten",   "aten::unflatten",   "aten::squeeze",     "aten::unsqueeze",
+    "aten::permute",  "aten::transpose", "aten::t",           "aten::contiguous",  "aten::cat",
+    "aten::stack",    "aten::select",    "aten::slice",       "aten::chunk",       "aten::split",
+    "aten::to",       "aten::detach",    "aten::alias",       "aten::expand",      "aten::type_as"};
+
+/// Does the value reach an output of the network through element-wise and shape operators only?
+bool reaches_output(const jit::Value* value, std::set<const jit::Value*>& seen) {
+  if (!seen.insert(value).second) return false;
+  const auto any_output = [&](const jit::Node* node) {
+    return std::any_of(node->outputs().begin(), node->outputs().end(),
+                       [&](const jit::Value* output) { return reaches_output(output, seen); });
+  };
+  for (const jit::Use& use : value->uses()) {
+    const jit::Node* user = use.user;
+    if (user->kind() == c10::prim::Return) {
+      const jit::Block* block = user->owningBlock();
+      if (block == block->owningGraph()->block()) return true;
+      const jit::Node* owner = block->owningNode();
+      if (owner->kind() == c10::prim::If && reaches_output(owner->output(use.offset), seen)) return true;
+      continue;
+    }
+    const std::string_view op = user->kind().toQualString();
+    const bool structure = user->kind().is_prim() && user->kind() != c10::prim::If && user->kind() != c10::prim::Loop;
+    if (structure || op == "aten::__getitem__" ||
+        std::find(follows_element_wise.begin(), follows_element_wise.end(), op) != follows_element_wise.end())
+      if (any_output(user)) return true;
+  }
+  return false;
+}
+
+/// `block.1.weight` → `block.1`; a bare parameter keeps its whole name.
+std::string layer_name(const std::string& weight, LayerKind kind) {
+  const std::size_t dot = weight.rfind('.');
+  if (dot == std::string::npos) return weight;
+  const bool usual = weight.substr(dot + 1) == "weight" || kind == LayerKind::recurrent;
+  return usual ? weight.substr(0, dot) : weight;
+}
+
+}  // namespace
+
+std::vector<jit::Node*> all_nodes(jit::Block* block) {
+  std::vector<jit::Node*> nodes;
+  for (jit::Node* node : block->nodes()) {
+    nodes.push_back(node);
+    for (jit::Block* inner : node->blocks()) {
+      const std::vector<jit::Node*> more = all_nodes(inner);
+      nodes.insert(nodes.end(), more.begin(), more.end());
+    }
+  }
+  return nodes;
+}
+
+std::vector<LayerCall> ScriptModel::calls() const {
+  const Names names = first_names(script_.root);
+  std::vector<LayerCall> calls;
+  for (jit::Node* node : all_nodes(script_.graph->block()))
+    if (auto call = layer_call(script_.root, names, node)) calls.push_back(std::move(*call));
+  return calls;
+}
+
+std::vector<LayerCall> ScriptModel::calls_of(const Layer& layer) const {
+  std::vector<LayerCall> all = calls();
+  std::erase_if(all,
+                [&](const LayerCall& call) { return call.weight_name != layer.weight || call.kind != layer.kind; });
+  return all;
+}
+
+std::vector<Layer> ScriptModel::layers() const {
+  std::map<std::string, PackedWeight> packed;
+  for (PackedWeight& weight : packed_weights(script_.root)) packed.emplace(weight.weight, std::move(weight));
+
+  const std::vector<LayerCall> all = calls();
+  std::set<std::string> embeddings;
+  std::set<std::int64_t> vocabularies;
+  for (const LayerCall& call : all) {
+    if (call.kind != LayerKind::embedding) continue;
+    embeddings.insert(call.weight_name);
+    vocabularies.insert(attribute_at(script_.root, call.weight_name).toTensor().size(0));
+  }
+
+  std::vector<Layer> layers;
+  for (const LayerCall& call : all) {
+    const auto same = [&](const Layer& layer) { return layer.weight == call.weight_name && layer.kind == call.kind; };
+    auto known = std::find_if(layers.begin(), layers.end(), same);
+    if (known == layers.end()) {
+      Layer layer;
+      layer.kind = call.kind;
+      layer.weight = call.weight_name;
+      layer.bias = call.bias_name;
+      layer.name = layer_name(call.weight_name, call.kind);
+      // One weight that two kinds of operator read, a tied embedding, is two layers: the second goes by its whole name.
+      if (std::any_of(layers.begin(), layers.end(), [&](const Layer& other) { return other.name == layer.name; }))
+        layer.name = fmt::format("{}:{}", layer.weight, class_name(layer.kind));
+      if (const auto codes = packed.find(call.weight_name);
+          codes != packed.end() && call.node->kind().ns().toUnqualString() == std::string_view("tersor")) {
+        layer.quantized = codes->second.quantization;
+        layer.shape = layer.quantized->weight.shape;
+        layer.dtype = layer.quantized->weight.dtype;
+      } else {
+        const at::Tensor weight = attribute_at(script_.root, call.weight_name).toTensor();
+        layer.shape = weight.sizes().vec();
+        layer.dtype = weight.scalar_type();
+      }
+      if (call.groups)
+        if (const auto groups = jit::toIValue(call.groups); groups && groups->isInt()) layer.groups = groups->toInt();
+      if (call.kind == LayerKind::linear) {
+        const std::string_view name = layer.name;
+        layer.is_head = name == "lm_head" || name.ends_with(".lm_head") || embeddings.contains(layer.weight) ||
+                        vocabularies.contains(layer.shape.front());
+      }
+      known = layers.insert(layers.end(), std::move(layer));
+    }
+    std::set<const jit::Value*> seen;
+    known->output_is_model_output = known->output_is_model_output || reaches_output(call.output, seen);
+  }
+  return layers;
+}
+
+}  // namespace tersor
