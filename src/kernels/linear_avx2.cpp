@@ -146,18 +146,23 @@ void tile_int8(const Int8Call& c, std::int64_t m, std::int64_t b) {
   constexpr int kRegs = 2 * Blocks;
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i acc[Rows][kRegs];
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
     for (int i = 0; i < kRegs; ++i) acc[r][i] = _mm256_setzero_si256();
   const std::int8_t* w = c.w + b * c.w_block;
   const std::int8_t* x = c.x + m * 2 * c.stride;
   for (std::int64_t j = 0; j < c.k; j += 4) {
     __m256i weights[kRegs];
+#pragma GCC unroll 8
     for (int i = 0; i < kRegs; ++i) weights[i] = load(w + (i / 2) * c.w_block + j * 16 + (i % 2) * 32);
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       const __m256i signed_x = broadcast4(x + r * 2 * c.stride + j);
       if constexpr (Widen) {
         const __m256i even_x = _mm256_srai_epi16(_mm256_slli_epi16(signed_x, 8), 8);
         const __m256i odd_x = _mm256_srai_epi16(signed_x, 8);
+#pragma GCC unroll 8
         for (int i = 0; i < kRegs; ++i) {
           const __m256i even = _mm256_madd_epi16(_mm256_srai_epi16(_mm256_slli_epi16(weights[i], 8), 8), even_x);
           const __m256i odd = _mm256_madd_epi16(_mm256_srai_epi16(weights[i], 8), odd_x);
@@ -165,6 +170,7 @@ void tile_int8(const Int8Call& c, std::int64_t m, std::int64_t b) {
         }
       } else {
         const __m256i size_x = broadcast4(x + (r * 2 + 1) * c.stride + j);
+#pragma GCC unroll 8
         for (int i = 0; i < kRegs; ++i) {
           const __m256i pairs = _mm256_maddubs_epi16(size_x, _mm256_sign_epi8(weights[i], signed_x));
           acc[r][i] = _mm256_add_epi32(acc[r][i], _mm256_madd_epi16(pairs, ones));
@@ -172,7 +178,9 @@ void tile_int8(const Int8Call& c, std::int64_t m, std::int64_t b) {
       }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
     for (int i = 0; i < kRegs; ++i) finish_int8(c, m + r, b * 16 + i * kLanes, acc[r][i]);
 }
 
@@ -210,26 +218,32 @@ void tile_int4(const Int4Call& c, std::int64_t m, std::int64_t b) {
   const std::int8_t* x = c.x + m * 2 * c.stride;
   const std::uint8_t* w = c.w + b * c.w_block;
   __m256 total[Rows][2];
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) total[r][0] = total[r][1] = _mm256_setzero_ps();
   for (std::int64_t g = 0; g < c.groups; ++g) {
     const std::int64_t end = c.k - g * c.group_size < c.group_size ? c.k : (g + 1) * c.group_size;
     __m256i acc[Rows][2];
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
     for (std::int64_t from = g * c.group_size; from < end; from += 32) {
       const std::int64_t to = end - from < 32 ? end : from + 32;
       __m256i pairs[Rows][2];
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
       for (std::int64_t j = from; j < to; j += 8) {
         __m256i low[2];
         __m256i high[2];
+#pragma GCC unroll 8
         for (int i = 0; i < 2; ++i) {
           const __m256i both = load(w + j * 8 + i * 32);
           low[i] = _mm256_and_si256(both, nibble);
           high[i] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
         }
+#pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           const __m256i x_low = broadcast4(x + r * 2 * c.stride + j);
           const __m256i x_high = broadcast4(x + r * 2 * c.stride + j + 4);
+#pragma GCC unroll 8
           for (int i = 0; i < 2; ++i) {
             const __m256i two =
                 _mm256_add_epi16(_mm256_maddubs_epi16(low[i], x_low), _mm256_maddubs_epi16(high[i], x_high));
@@ -237,14 +251,18 @@ void tile_int4(const Int4Call& c, std::int64_t m, std::int64_t b) {
           }
         }
       }
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
         for (int i = 0; i < 2; ++i) acc[r][i] = _mm256_add_epi32(acc[r][i], _mm256_madd_epi16(pairs[r][i], ones));
     }
+#pragma GCC unroll 8
     for (int i = 0; i < 2; ++i) {
       const std::int64_t at = (b * c.groups + g) * 16 + i * kLanes;
       const __m256i offset = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(c.offset + at)));
       const __m256i shift = _mm256_mullo_epi32(_mm256_set1_epi32(c.zero_point), load(c.sum + at));
       const __m256 scale = _mm256_loadu_ps(c.scale + at);
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         const __m256i x_sum = _mm256_set1_epi32(c.x_sum[(m + r) * c.groups + g]);
         const __m256i sum = _mm256_sub_epi32(_mm256_sub_epi32(acc[r][i], _mm256_mullo_epi32(offset, x_sum)), shift);
@@ -252,8 +270,10 @@ void tile_int4(const Int4Call& c, std::int64_t m, std::int64_t b) {
       }
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 2; ++i) {
     const std::int64_t first = b * 16 + i * kLanes;
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       __m256 y = _mm256_mul_ps(total[r][i], _mm256_set1_ps(c.x_scale[m + r]));
       y = _mm256_add_ps(y, _mm256_loadu_ps(c.bias + first));
