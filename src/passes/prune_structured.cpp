@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/ranges.h>
 
 #include "tersor/analysis/channel_groups.hpp"
@@ -36,7 +37,12 @@ std::vector<std::string> layers_of(const ChannelFamily& family, const std::vecto
   return names;
 }
 
-std::string joined(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
+/// `a, b, c`; of many the first few and how many more: a trunk may have dozens.
+std::string joined(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 4;
+  if (names.size() <= most + 1) return fmt::format("{}", fmt::join(names, ", "));
+  return fmt::format("{} and {} more", fmt::join(names.begin(), names.begin() + most, ", "), names.size() - most);
+}
 
 /// What `targets` and `ignore` say about families.
 class Choice {
@@ -144,6 +150,15 @@ std::vector<const GraphNode*> course(const Graph& graph) {
   return nodes;
 }
 
+/// Whether an argument is a factor, a term or the like: a number that says nothing about shapes. The code may compute
+/// it from a width (1/sqrt of a head's size).
+bool is_number(const GraphNode& node, std::size_t argument) {
+  const auto op = c10::Dispatcher::singleton().findSchema({node.op, node.overload});
+  if (!op || argument >= op->schema().arguments().size()) return false;
+  const c10::TypeKind kind = op->schema().arguments()[argument].type()->kind();
+  return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType;
+}
+
 /// The first place where the shrunken network does something else than predicted; nothing if none.
 std::optional<std::string> deviation(const ChannelGroups& groups, const Removal& removed, const Graph& after) {
   const std::vector<const GraphNode*> wanted = course(groups.graph()), got = course(after);
@@ -157,12 +172,11 @@ std::optional<std::string> deviation(const ChannelGroups& groups, const Removal&
         return fmt::format("{} gives [{}] where [{}] was expected", place(a), fmt::join(is.begin(), is.end(), ", "),
                            fmt::join(shape, ", "));
     }
-    // A number that the code computes from a width (1/sqrt) would change what the network means.
     for (std::size_t k = 0; k < std::min(a.arguments.size(), b.arguments.size()); ++k) {
       const auto *before = std::get_if<c10::IValue>(&a.arguments[k]), *now = std::get_if<c10::IValue>(&b.arguments[k]);
-      if (before && now && before->isDouble() && now->isDouble() && before->toDouble() != now->toDouble())
-        return fmt::format("{} computes {} from a width, which would change from {} to {}", place(a),
-                           a.argument_names[k], before->toDouble(), now->toDouble());
+      if (before && now && is_number(a, k) && *before != *now)
+        return fmt::format("{} computes '{}' from a width, which would change what it means", place(a),
+                           a.argument_names[k]);
     }
   }
   if (wanted.size() != got.size()) return "the network takes another course than before";

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
 
+#include <ATen/ops/ones.h>
 #include <unistd.h>
 
 #include "catch.hpp"
@@ -187,6 +190,43 @@ TEST_CASE("prune_structured: what cannot be followed stays whole and is named") 
       CHECK(difference(c.model.forward({c.expected.read("input0")}).at(0), c.expected.read("original0.0")) == 0);
     }
   }
+}
+
+TEST_CASE("prune_structured: a family whose removal the code does not follow is rolled back, the others stay cut") {
+  const fs::path path = fs::temp_directory_path() / ("prune_structured_width_" + std::to_string(::getpid()) + ".pt");
+  const std::string code = R"(
+import sys, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = torch.nn.Linear(4, 8), torch.nn.Linear(8, 6), torch.nn.Linear(6, 3)
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        h = torch.relu(self.b(h / h.size(1)))
+        return self.c(h)
+torch.manual_seed(1)
+torch.jit.script(Net()).eval().save(sys.argv[1])
+)";
+  const std::string source = path.string() + ".py";
+  std::ofstream(source) << code;
+  REQUIRE(std::system((TERSOR_TEST_PYTHON " '" + source + "' '" + path.string() + "'").c_str()) == 0);
+  fs::remove(source);
+  Model model = Model::load(path);
+  fs::remove(path);
+  model.set_example({at::ones({2, 4})});
+  const at::Tensor a = model.tensor("a.weight").clone(), b = model.tensor("b.weight").clone();
+
+  const PassReport report = run_on(model, {.amount = 0.5, .verify = true});
+  CHECK(report.changed == Changed::structure);
+  CHECK(said(row_of(report, "a", "skipped"), "why").find("aten::div computes 'other' from a width") == 0);
+  CHECK(model.tensor("a.weight").equal(a));
+  CHECK(model.layer("b").shape == std::vector<std::int64_t>{3, 8});
+  CHECK(model.layer("c").shape == std::vector<std::int64_t>{3, 3});
+  const std::vector<std::int64_t> stay = kept(model, "b.weight", 0);
+  REQUIRE(stay.size() == 3);
+  for (std::size_t i = 0; i < stay.size(); ++i)
+    CHECK(model.tensor("b.weight").select(0, static_cast<std::int64_t>(i)).equal(b.select(0, stay[i])));
+  CHECK(said(row_of(report, "b", "pruned"), "verified") == "yes");
 }
 
 TEST_CASE("prune_structured: nothing to remove changes no tensor") {
