@@ -22,10 +22,11 @@ namespace jit = torch::jit;
 /// A network as TorchScript: a tree of submodules whose every class is its own, attributes only, and one `forward`
 /// without calls. Two instances of one class share code in an ordinary file and could not be edited apart.
 struct Script {
-  jit::Module root;                      ///< in eval mode
-  std::shared_ptr<jit::Graph> graph;     ///< of forward; its first input is `root`
-  std::vector<c10::Argument> arguments;  ///< of forward, without self: names, types, defaults
-  std::map<std::string, bool> training;  ///< flag of every submodule as it was in the file, by path
+  jit::Module root;                              ///< in eval mode
+  std::shared_ptr<jit::Graph> graph;             ///< of forward; its first input is `root`
+  std::vector<c10::Argument> arguments;          ///< of forward, without self: names, types, defaults
+  std::map<std::string, bool> training;          ///< flag of every submodule as it was in the file, by path
+  std::shared_ptr<jit::CompilationUnit> origin;  ///< the call stacks of the graph's nodes point into it
 };
 
 /// The same network with classes of its own. Values are shared unless `copy_values`.

@@ -107,6 +107,7 @@ std::shared_ptr<Model::Impl> load_script(const std::filesystem::path& path, cons
   remember_training(module, "", loaded.training);
   module.eval();
   loaded.root = module;
+  loaded.origin = module._ivalue()->compilation_unit();
   const jit::Method forward = module.get_method("forward");
   const std::vector<c10::Argument>& arguments = forward.function().getSchema().arguments();
   loaded.arguments.assign(arguments.begin() + 1, arguments.end());

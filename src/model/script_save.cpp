@@ -7,6 +7,7 @@
 #include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/frontend/resolver.h>
+#include <torch/csrc/jit/passes/constant_pooling.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/serialization/export.h>
@@ -191,6 +192,8 @@ void ScriptModel::save(const std::filesystem::path& path, const SaveOptions& opt
                        const std::map<std::string, std::string>& metadata) const {
   Script out = rebuild(script_, false);
   if (options.lowering == Lowering::aten) lower_to_aten(out);
+  // Equal constants become one, as they do when the file is read again: writing what was read changes no byte.
+  jit::ConstantPooling(out.graph);
   strip_source_ranges(out.graph->block());
   const std::vector<at::Tensor> outputs =
       example.empty() ? std::vector<at::Tensor>{} : run_once(assemble(out), out, example);

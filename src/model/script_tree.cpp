@@ -171,6 +171,7 @@ Script rebuild(const Script& script, bool copy_values) {
   retype(own.graph->block());
   own.arguments = script.arguments;
   own.training = script.training;
+  own.origin = script.origin;
   return own;
 }
 
