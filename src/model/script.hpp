@@ -64,7 +64,7 @@ std::pair<jit::Module, std::string> owner_of(const jit::Module& root, std::strin
 struct LayerCall {
   LayerKind kind = LayerKind::other;
   jit::Node* node = nullptr;  ///< the operator that reads the weight
-  jit::Value* input = nullptr;
+  std::size_t input_index = 0;
   jit::Value* weight =
       nullptr;  ///< as the attribute is read, before any transposition; the packed object of a quantized layer
   jit::Value* bias = nullptr;    ///< nullptr without one
@@ -72,6 +72,8 @@ struct LayerCall {
   jit::Value* groups = nullptr;  ///< convolutions
   std::string weight_name;       ///< full name of the attribute, the first of its aliases
   std::string bias_name;         ///< empty without one
+
+  jit::Value* input() const { return node->input(input_index); }
 };
 
 /// The network as it is edited.

@@ -275,7 +275,7 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
     if (relu) replaced.push_back(relu);
 
     const jit::WithInsertPoint here(replaced.back());
-    std::vector<jit::Value*> inputs{call.input, read_attribute(packed_path)};
+    std::vector<jit::Value*> inputs{call.input(), read_attribute(packed_path)};
     if (!linear) {
       for (const c10::IValue& numbers : geometry[i]) inputs.push_back(script_.graph->insertConstant(numbers));
       inputs.push_back(call.groups);
@@ -326,7 +326,7 @@ void ScriptModel::fold_into(const Layer& batch_norm, const Layer& producer, cons
   rewrite(producer.weight, weight);
 
   for (const LayerCall& norm : norms) {
-    jit::Value* input = norm.input;
+    jit::Value* input = norm.input();
     norm.output->replaceAllUsesWith(input);
     norm.node->destroy();
     drop_bookkeeping(batch_norm.name, input);

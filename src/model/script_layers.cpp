@@ -111,7 +111,7 @@ std::optional<LayerCall> layer_call(const jit::Module& root, const Names& names,
   LayerCall call;
   call.kind = rule->kind;
   call.node = node;
-  call.input = input(rule->input);
+  call.input_index = static_cast<std::size_t>(rule->input);
   call.weight = input(rule->weight);
   call.output = node->output(0);
   if (rule->groups >= 0) call.groups = input(rule->groups);

@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/inline_fork_wait.h>
 #include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "script.hpp"
@@ -115,6 +116,7 @@ std::shared_ptr<Model::Impl> load_script(const std::filesystem::path& path, cons
   jit::Inline(*loaded.graph);
   jit::InlineForkWait(loaded.graph);
   jit::ConstantPropagationImmutableTypes(loaded.graph);
+  jit::LowerSimpleTuples(loaded.graph);
   jit::EliminateDeadCode(loaded.graph);
   check_calls(loaded.graph->block());
 

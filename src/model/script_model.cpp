@@ -85,7 +85,7 @@ void ScriptModel::observe(const std::vector<at::Tensor>& inputs, const Observer&
     const auto call = finished_by.find(node);
     if (call == finished_by.end()) return;
     const Layer& layer = layers.at({call->second.weight_name, call->second.kind});
-    see(layer, value(call->second.input).toTensor(), value(call->second.output).toTensor());
+    see(layer, value(call->second.input()).toTensor(), value(call->second.output).toTensor());
   });
 }
 

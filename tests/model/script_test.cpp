@@ -1,4 +1,3 @@
-#include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
 
@@ -10,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "catch.hpp"
-#include "tersor/core/error.hpp"
+#include "io/temporary.hpp"
 #include "tersor/io/safetensors.hpp"
 #include "tersor/model/model.hpp"
 
@@ -21,27 +20,8 @@ namespace {
 
 const fs::path data = TERSOR_TEST_DATA;
 
-/// A directory that goes away with the test.
-class Scratch {
- public:
-  Scratch() : path_(fs::temp_directory_path() / fmt::format("tersor-model-{}-{}", getpid(), count_++)) {
-    fs::create_directories(path_);
-  }
-  ~Scratch() { fs::remove_all(path_); }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  static inline int count_ = 0;
-  fs::path path_;
-};
-
-std::string bytes(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // As a bool, since a failing comparison would print both files.
-bool equal_bytes(const fs::path& a, const fs::path& b) { return bytes(a) == bytes(b); }
+bool equal_bytes(const fs::path& a, const fs::path& b) { return read_bytes(a) == read_bytes(b); }
 
 struct Case {
   std::string file;
@@ -91,7 +71,7 @@ std::map<std::string, at::Tensor> read_all(const fs::path& path) {
 /// Does Python load the file and compute what the model computes here?
 bool python_agrees(const fs::path& file, const Model& model, const std::vector<at::Tensor>& inputs,
                    const std::string& options) {
-  const Scratch scratch;
+  const TemporaryDirectory scratch;
   std::map<std::string, at::Tensor> tensors;
   for (std::size_t i = 0; i < inputs.size(); ++i) tensors[fmt::format("input{}", i)] = inputs[i];
   const std::vector<at::Tensor> outputs = model.forward(inputs);
@@ -137,7 +117,7 @@ TEST_CASE("every model runs, is written and comes back", "[script]") {
     for (std::size_t i = 0; i < outputs.size(); ++i)
       CHECK(at::allclose(graph.values[static_cast<std::size_t>(graph.outputs[i])].value, outputs[i], 1e-5, 1e-6));
 
-    const Scratch scratch;
+    const TemporaryDirectory scratch;
     model.save(scratch / "a.pt");
     model.save(scratch / "b.pt");
     CHECK(equal_bytes(scratch / "a.pt", scratch / "b.pt"));
@@ -250,7 +230,7 @@ TEST_CASE("channels leave by hand: conv, pool, flatten, linear", "[script]") {
   CHECK(at::allclose(model.forward(model.example())[0], expected.at("expected0.0"), 1e-5, 1e-5));
   CHECK(model.kept().at("conv.weight:0") == channels);
 
-  const Scratch scratch;
+  const TemporaryDirectory scratch;
   model.save(scratch / "small.pt");
   CHECK(python_agrees(scratch / "small.pt", model, model.example(), ""));
   Model again = Model::load(scratch / "small.pt");
@@ -288,7 +268,7 @@ TEST_CASE("literals of one of two calls change alone", "[script]") {
   model.refresh();
   CHECK(model.layer("dw").groups == 4);
   CHECK(at::allclose(model.forward(model.example())[0], expected.at("expected0.0"), 1e-4, 1e-5));
-  const Scratch scratch;
+  const TemporaryDirectory scratch;
   model.save(scratch / "small.pt");
   CHECK(python_agrees(scratch / "small.pt", model, model.example(), ""));
 }
@@ -340,7 +320,7 @@ TEST_CASE("new values are flushed and masks are remembered", "[script]") {
   model.mask("fc.weight", keep);
   CHECK(at::equal(model.tensor("fc.weight"), before.clamp_min(0)));
   CHECK_THROWS_WITH(model.tensor("fc.wieght"), Catch::Matchers::Contains("fc.weight"));
-  const Scratch scratch;
+  const TemporaryDirectory scratch;
   model.save(scratch / "masked.pt");
   const Model again = Model::load(scratch / "masked.pt");
   CHECK(again.metadata().at("tersor.masked") == R"(["fc.weight"])");
@@ -374,7 +354,7 @@ TEST_CASE("quantized layers run, are written and come back", "[script]") {
         for (std::size_t i = 0; i < outputs.size(); ++i)
           CHECK(outputs[i].sub(original[i]).norm().item<float>() < 0.05F * original[i].norm().item<float>());
 
-      const Scratch scratch;
+      const TemporaryDirectory scratch;
       model.save(scratch / "codes.pt");
       Model again = Model::load(scratch / "codes.pt");
       CHECK(same(again.forward(model.example()), outputs));
@@ -406,7 +386,7 @@ TEST_CASE("the stock lowering dequantizes like we do", "[script]") {
     for (const Layer& layer : model.layers())
       if (layer.kind == LayerKind::linear)
         model.quantize_layer(layer.name, {quantize_weight(model.tensor(layer.weight), scheme), {}});
-    const Scratch scratch;
+    const TemporaryDirectory scratch;
     SaveOptions stock;
     stock.lowering = Lowering::aten;
     model.save(scratch / "stock.pt", stock);
@@ -438,7 +418,7 @@ TEST_CASE("a batch norm is folded away with its bookkeeping", "[script]") {
     CHECK_FALSE(model.has_tensor("l1.b1.num_batches_tracked"));
     CHECK(model.layer("l1.c1").bias == "l1.c1.bias");
     CHECK(model.has_tensor("l2.b1.running_mean"));
-    const Scratch scratch;
+    const TemporaryDirectory scratch;
     model.save(scratch / "folded.pt");
     CHECK(python_agrees(scratch / "folded.pt", model, model.example(), ""));
     CHECK(Model::load(scratch / "folded.pt").layer("l1.c1").bias == "l1.c1.bias");
@@ -451,7 +431,7 @@ TEST_CASE("what cannot be read is refused by class", "[script]") {
   const Model model = load(cases[0]);
   CHECK_THROWS_WITH(model.forward({at::randn({2, 4, 5, 7})}), Catch::Matchers::Contains("UnsupportedModel"));
   CHECK_THROWS_WITH(model.forward({}), Catch::Matchers::Contains("MissingData"));
-  const Scratch scratch;
+  const TemporaryDirectory scratch;
   model.save(scratch / "a.pt");
   CHECK_THROWS_WITH(model.save(scratch / "a.pt"), Catch::Matchers::Contains("OutputExists"));
   SaveOptions same_file;
