@@ -11,7 +11,7 @@ namespace tersor {
 
 /// Samples to calibrate, train or evaluate on. Every tensor has its samples in dimension 0.
 struct Dataset {
-  std::vector<at::Tensor> inputs;   ///< one per model input
+  std::vector<at::Tensor> inputs;  ///< one per model input
   std::optional<at::Tensor> labels;
 
   std::int64_t size() const { return inputs.empty() ? 0 : inputs.front().size(0); }
