@@ -48,7 +48,7 @@ struct LoadOptions {
 struct SaveOptions {
   Lowering lowering = Lowering::tersor;
   bool overwrite = false;
-  std::filesystem::path source;  ///< refused as output, also through links; empty: not checked
+  std::filesystem::path source = {};  ///< refused as output, also through links; empty: not checked
 };
 
 /// One handle over a network, whatever it came from. Copies share the network; `clone` copies it.
