@@ -23,14 +23,15 @@ class Parser {
     std::vector<PassCall> calls;
     do calls.push_back(pass());
     while (take(','));
-    if (at_ < text_.size()) throw expected(calls.back().options.empty() ? "'(', ',' or the end" : "',' or the end");
+    if (at_ < text_.size()) throw expected(in_parentheses_ ? "',' or the end" : "'(', ',' or the end");
     return calls;
   }
 
  private:
   PassCall pass() {
     PassCall call{name("the name of a pass"), {}};
-    if (!take('(') || take(')')) return call;
+    in_parentheses_ = take('(');
+    if (!in_parentheses_ || take(')')) return call;
     do option(call);
     while (take(','));
     if (!take(')')) throw expected("',' or ')'");
@@ -141,6 +142,7 @@ class Parser {
 
   std::string_view text_;
   std::size_t at_ = 0;
+  bool in_parentheses_ = false;  ///< whether the last pass had them
 };
 
 }  // namespace

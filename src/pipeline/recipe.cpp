@@ -1,5 +1,6 @@
-#include <algorithm>
+#include <sstream>
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include "make_pass.hpp"
@@ -77,6 +78,8 @@ class Reader {
         if (known == name)
           throw bad(option.first, "option '{}' of {} is given twice", escaped(name), escaped(call.name));
       }
+      if (option.second.IsNull())
+        throw bad(option.first, "option '{}' is empty; expected a value or a list", escaped(name));
       OptionValue read = value(option.second, name, 0);
       call.options.emplace_back(std::move(name), std::move(read));
     }
@@ -111,6 +114,27 @@ class Reader {
   std::span<const PassInfo> passes_;
   std::size_t values_ = 0;
 };
+
+struct IgnoreEvents final : YAML::EventHandler {
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+/// YAML::Load is silent about what follows the first document, and YAML::LoadAll never returns for some broken texts.
+void check_one_document(std::string_view yaml) {
+  std::istringstream in{std::string(yaml)};
+  YAML::Parser parser(in);
+  IgnoreEvents ignore;
+  check(parser.HandleNextDocument(ignore), ErrorCode::BadRecipe, "the recipe is empty");
+  check(!parser.HandleNextDocument(ignore), ErrorCode::BadRecipe, "the recipe goes on after its first YAML document");
+}
 
 void emit(YAML::Emitter& out, const OptionValue& value) {
   if (value.kind != OptionValue::Kind::list) {
@@ -150,10 +174,8 @@ Pipeline parse_recipe(std::string_view yaml, std::span<const PassInfo> passes) {
         yaml.size(), longest_recipe);
   check(is_utf8(yaml), ErrorCode::BadRecipe, "the recipe is not UTF-8 text");
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(yaml));
-    check(documents.size() == 1, ErrorCode::BadRecipe, "the recipe has {} YAML documents; expected one",
-          documents.size());
-    return Reader(passes).recipe(documents.front());
+    check_one_document(yaml);
+    return Reader(passes).recipe(YAML::Load(std::string(yaml)));
   } catch (const YAML::Exception& e) {
     throw fail(ErrorCode::BadRecipe, "{}", e.msg).in(place(e.mark));
   }

@@ -42,6 +42,18 @@ bool is_number(const std::string& s) {
   return x && std::isfinite(*x);
 }
 
+/// Free text on one line: quotes stay, what could move the cursor does not.
+std::string printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t n = std::max<std::size_t>(1, detail::utf8_length(text));
+    const bool punctuation = text[0] == '\'' || text[0] == '"' || text[0] == '\\';
+    out += punctuation ? std::string(1, text[0]) : escaped(text.substr(0, n));
+    text.remove_prefix(n);
+  }
+  return out;
+}
+
 std::size_t width(const std::string& s) {
   return static_cast<std::size_t>(
       std::count_if(s.begin(), s.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
@@ -88,15 +100,15 @@ std::string group_table(const std::vector<const ReportRow*>& rows) {
       if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
     }
   }
-  std::vector<std::string> heading{escaped(rows.front()->action)};
-  for (const std::string& key : keys) heading.push_back(escaped(key));
+  std::vector<std::string> heading{printable(rows.front()->action)};
+  for (const std::string& key : keys) heading.push_back(printable(key));
   Columns columns(std::move(heading));
   for (const ReportRow* row : rows) {
-    std::vector<std::string> cells{escaped(row->layer)};
+    std::vector<std::string> cells{printable(row->layer)};
     for (const std::string& key : keys) {
       const auto detail =
           std::find_if(row->details.begin(), row->details.end(), [&](const auto& d) { return d.first == key; });
-      cells.push_back(detail == row->details.end() ? std::string() : escaped(detail->second));
+      cells.push_back(detail == row->details.end() ? std::string() : printable(detail->second));
     }
     columns.add(std::move(cells));
   }
@@ -175,9 +187,9 @@ Json pass_json(const PassReport& pass) {
 std::string Report::table() const {
   std::string out;
   for (const PassReport& pass : passes) {
-    out += fmt::format("{}\n  changed {} in {:.2f} s\n", pass.pass, word(pass.changed), pass.seconds);
+    out += fmt::format("{}\n  changed {} in {:.2f} s\n", printable(pass.pass), word(pass.changed), pass.seconds);
     out += rows_text(pass.rows);
-    for (const std::string& warning : pass.warnings) out += "  warning: " + warning + "\n";
+    for (const std::string& warning : pass.warnings) out += fmt::format("  warning: {}\n", printable(warning));
     out += "\n";
   }
   out += fmt::format("bytes       {} -> {}{}\n", bytes_text(bytes_before), bytes_text(bytes_after),
