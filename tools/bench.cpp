@@ -167,7 +167,11 @@ void run_bench(const BenchOptions& options) {
   const Inputs inputs(options.input_shape, options.example);
   at::set_num_threads(options.threads);
   std::vector<Script> scripts;
-  for (const std::string& file : options.files) scripts.push_back(load_script(file));
+  for (const std::string& file : options.files) {
+    scripts.push_back(load_script(file));
+    for (const std::int64_t batch : options.batches)
+      scripts.back().run(inputs.of(batch));  // what cannot run fails here
+  }
 
   const std::string isa(name(best_isa()));
   nlohmann::ordered_json report;

@@ -1,6 +1,8 @@
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "commands.hpp"
 #include "tersor/core/error.hpp"
 #include "tersor/core/names.hpp"
+#include "tersor/io/safetensors.hpp"
 #include "tersor/model/model.hpp"
 #include "text.hpp"
 
@@ -29,31 +32,11 @@ struct Entry {
   std::int64_t bytes = 0;  ///< of everything the layer owns
 };
 
-std::string_view dtype_name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "f32";
-    case at::kDouble:
-      return "f64";
-    case at::kHalf:
-      return "f16";
-    case at::kBFloat16:
-      return "bf16";
-    case at::kLong:
-      return "i64";
-    case at::kInt:
-      return "i32";
-    case at::kShort:
-      return "i16";
-    case at::kChar:
-      return "i8";
-    case at::kByte:
-      return "u8";
-    case at::kBool:
-      return "bool";
-    default:
-      return c10::toString(dtype);
-  }
+std::string dtype_name(at::ScalarType dtype) {
+  if (at::isQIntType(dtype) || dtype == at::kComplexDouble) return c10::toString(dtype);  // not in safetensors
+  std::string name(safetensors_dtype(dtype));
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
 }
 
 std::string storage_text(const LayerQuantization& quantization) {
@@ -84,7 +67,14 @@ std::string storage_text(const LayerQuantization& quantization) {
   return s;
 }
 
-std::int64_t count_zeros(const at::Tensor& t) { return t.numel() - t.count_nonzero().item<std::int64_t>(); }
+std::int64_t count_zeros(const at::Tensor& t) {
+  const at::ScalarType type = t.scalar_type();
+  // LibTorch cannot count in its 8-bit floats and wide unsigned integers.
+  const bool plain = type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16 ||
+                     type == at::kBool || at::isComplexType(type) ||
+                     (at::isIntegralType(type, false) && !at::isBarebonesUnsignedType(type));
+  return t.numel() - (plain ? t : t.to(at::kDouble)).count_nonzero().item<std::int64_t>();
+}
 
 std::string owner(const std::string& tensor) {
   const std::size_t dot = tensor.rfind('.');
@@ -121,11 +111,8 @@ std::vector<Entry> entries_of(const Model& model) {
       entries[layer->second].bytes += static_cast<std::int64_t>(t.nbytes());
       continue;
     }
-    const bool countable = t.numel() > 0 && (t.is_floating_point() || at::isIntegralType(t.scalar_type(), true)) &&
-                           c10::elementSize(t.scalar_type()) > 0;
-    entries.push_back({name, "-", t.sizes().vec(), std::string(dtype_name(t.scalar_type())),
-                       static_cast<int>(8 * t.element_size()), t.numel(), countable ? count_zeros(t) : 0,
-                       static_cast<std::int64_t>(t.nbytes())});
+    entries.push_back({name, "-", t.sizes().vec(), dtype_name(t.scalar_type()), static_cast<int>(8 * t.element_size()),
+                       t.numel(), count_zeros(t), static_cast<std::int64_t>(t.nbytes())});
   }
   return entries;
 }
@@ -170,7 +157,7 @@ void run_inspect(const std::string& file, bool json) {
   fmt::print("{}: {}, {} bytes\n", escaped(file), format, grouped(file_bytes));
   const auto say = [&](const char* key, const char* title) {
     if (const auto entry = model.metadata().find(key); entry != model.metadata().end())
-      fmt::print("{} {}\n", title, escaped(entry->second));
+      fmt::print("{} {}\n", title, printable(entry->second));
   };
   say("tersor.version", "made by tersor");
   say("tersor.recipe", "with");
@@ -179,14 +166,17 @@ void run_inspect(const std::string& file, bool json) {
       {{"name"}, {"kind"}, {"shape"}, {"stored as"}, {"zeros", Table::Align::right}, {"bytes", Table::Align::right}});
   for (const Entry& e : entries)
     table.row({escaped(e.name), e.kind, by_shape(e.shape), e.storage, sparsity_text(e), grouped(e.bytes)});
-  table.row({"total", "", grouped(total.elements), "", sparsity_text(total), grouped(total.bytes)});
+  table.row({"total", "", grouped(total.elements) + " weights", "", sparsity_text(total), grouped(total.bytes)});
   fmt::print("\n{}", table.text());
 
   if (!model.kept().empty()) {
+    std::set<std::string> weights;
+    for (const Layer& layer : model.layers()) weights.insert(layer.weight);
     Table kept({{"kept of the original"}, {"dimension", Table::Align::right}, {"indices"}});
     constexpr std::size_t shown = 12;
     for (const auto& [where, indices] : model.kept()) {
       const std::size_t colon = where.rfind(':');
+      if (!weights.contains(where.substr(0, colon))) continue;  // biases and statistics follow their weight
       const std::size_t n = std::min(shown, indices.size());
       kept.row({escaped(where.substr(0, colon)), where.substr(colon + 1),
                 fmt::format("{} left: {}{}", indices.size(),
@@ -198,7 +188,7 @@ void run_inspect(const std::string& file, bool json) {
   Table other({{"metadata"}, {"value"}});
   for (const auto& [key, value] : model.metadata())
     if (!key.starts_with("tersor."))
-      other.row({escaped(key), escaped(value.substr(0, 200)) + (value.size() > 200 ? " ..." : "")});
+      other.row({escaped(key), printable(value.substr(0, 200)) + (value.size() > 200 ? " ..." : "")});
   if (!other.empty()) fmt::print("\n{}", other.text());
 }
 

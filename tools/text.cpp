@@ -63,11 +63,22 @@ std::string microseconds(double seconds) {
   return fmt::format("{:.2f} s", seconds);
 }
 
+std::string printable(std::string_view text) {
+  std::string out;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find_first_of("'\"\\", begin), text.size());
+    out += escaped(text.substr(begin, end - begin));
+    if (end < text.size()) out += text[end];
+    begin = end + 1;
+  }
+  return out;
+}
+
 std::string first_cause(std::string_view what) {
   const std::size_t raised = what.rfind("RuntimeError: ");
   std::string_view cause = raised == std::string_view::npos ? what : what.substr(raised + 14);
   cause.remove_prefix(std::min(cause.find_first_not_of(" \n"), cause.size()));
-  return escaped(cause.substr(0, cause.find('\n')));
+  return printable(cause.substr(0, cause.find('\n')));
 }
 
 }  // namespace tersor::cli

@@ -30,6 +30,8 @@ class Table {
 std::string grouped(std::int64_t n);                           ///< `1,234,567`
 std::string by_shape(const std::vector<std::int64_t>& shape);  ///< `64x3136`; `scalar` without dimensions
 std::string microseconds(double seconds);                      ///< `12.3 us`, `4.56 ms`, `1.23 s`
+/// Free text on one line: quotes stay, what could move the cursor is escaped.
+std::string printable(std::string_view text);
 /// What an exception of LibTorch says, without its C++ stack: the last error line of a TorchScript traceback, or
 /// else the first line.
 std::string first_cause(std::string_view what);

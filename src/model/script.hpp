@@ -70,8 +70,11 @@ struct LayerCall {
   jit::Value* bias = nullptr;    ///< nullptr without one
   jit::Value* output = nullptr;  ///< bias included
   jit::Value* groups = nullptr;  ///< convolutions
-  std::string weight_name;       ///< full name of the attribute, the first of its aliases
-  std::string bias_name;         ///< empty without one
+  std::string weight_name;       ///< full name of the attribute that is read
+  std::string weight_key;        ///< the first of the tensor's names
+  std::string bias_name;         ///< full name; empty without one
+  std::string bias_key;
+  std::optional<LayerQuantization> quantization;
 
   jit::Value* input() const { return node->input(input_index); }
 };
@@ -109,7 +112,12 @@ class ScriptModel final : public Model::Impl {
             const std::map<std::string, std::string>& metadata) const override;
 
  private:
-  std::vector<LayerCall> calls() const;
+  /// A layer and the operators that use its weight.
+  struct LayerUse {
+    Layer layer;
+    std::vector<LayerCall> calls;
+  };
+  std::vector<LayerUse> uses() const;
   std::vector<LayerCall> calls_of(const Layer& layer) const;
   at::Tensor attribute(const std::string& name) const;
   std::optional<c10::IValue> literal(const jit::Value* value) const;

@@ -246,8 +246,8 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
   // Nothing may have changed when a call turns out to be unsupported.
   std::vector<std::array<c10::IValue, 3>> geometry;
   for (const LayerCall& call : calls) {
-    check(call.bias_name == bias_name, ErrorCode::UnsupportedLayer, "layer '{}' is used with two different biases",
-          escaped(layer.name));
+    check(call.bias_key == calls.front().bias_key, ErrorCode::UnsupportedLayer,
+          "layer '{}' is used with two different biases", escaped(layer.name));
     check(!bias_name.empty() || has_no_bias(call), ErrorCode::UnsupportedLayer,
           "the bias of layer '{}' is computed and not a parameter", escaped(layer.name));
     if (!linear) geometry.push_back(convolution_geometry(layer, call));
@@ -263,7 +263,7 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
   owner.type()->addAttribute(packed_name, packed.type());
   owner._ivalue()->setAttr(packed_name, packed);
 
-  std::vector<std::string> unread;
+  std::vector<std::string> unread{layer.weight};
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const LayerCall& call = calls[i];
     for (const jit::Value* part : {call.weight, call.bias})

@@ -6,6 +6,7 @@
 
 #include "script.hpp"
 #include "tersor/core/error.hpp"
+#include "tersor/core/names.hpp"
 
 namespace tersor {
 namespace {
@@ -72,26 +73,40 @@ jit::Node* bias_addition(jit::Value* product) {
   return adds && is_one(node->input(2)) ? node : nullptr;
 }
 
-using Names = std::unordered_map<const c10::TensorImpl*, std::string>;
+/// What tensors are called.
+struct Names {
+  std::unordered_map<const c10::TensorImpl*, std::string> first;  ///< of the aliases of a tensor
+  std::set<std::string> all;
+  std::map<std::string, std::vector<std::string>> aliases;  ///< all names by the first
+};
 
-Names first_names(const jit::Module& root) {
+Names tensor_names_of(const jit::Module& root) {
   Names names;
-  for (const NamedTensor& tensor : named_tensors(root))
-    names.try_emplace(tensor.tensor.unsafeGetTensorImpl(), tensor.name);
+  for (const NamedTensor& tensor : named_tensors(root)) {
+    const auto first = names.first.try_emplace(tensor.tensor.unsafeGetTensorImpl(), tensor.name).first;
+    names.aliases[first->second].push_back(tensor.name);
+    names.all.insert(tensor.name);
+  }
   return names;
 }
 
-/// Name of the tensor that `value` reads; of the first tensor where it reads a list (the weights of recurrent layers).
-std::string parameter_name(const jit::Module& root, const Names& names, const jit::Value* value) {
+/// A tensor that a value reads: the name it is read by, and the first of its names, which tells it from others.
+struct Parameter {
+  std::string name, first;
+};
+
+/// Of the first tensor where the value is a list of them (the weights of recurrent layers).
+std::optional<Parameter> parameter(const jit::Module& root, const Names& names, const jit::Value* value) {
   if (value->node()->kind() == c10::prim::ListConstruct && !value->node()->inputs().empty())
     value = value->node()->input(0);
   const auto path = attribute_path(value);
-  if (!path) return {};
+  if (!path) return std::nullopt;
   c10::IValue held = attribute_at(root, *path);
   if (held.isTensorList() && !held.toTensorList().empty()) held = held.toTensorList().get(0);
-  if (!held.isTensor()) return {};
-  const auto found = names.find(held.toTensor().unsafeGetTensorImpl());
-  return found == names.end() ? std::string() : found->second;
+  if (!held.isTensor()) return std::nullopt;
+  const auto found = names.first.find(held.toTensor().unsafeGetTensorImpl());
+  if (found == names.first.end()) return std::nullopt;
+  return Parameter{names.all.contains(*path) ? *path : found->second, found->second};
 }
 
 LayerKind convolution_kind(std::int64_t dims) {
@@ -122,8 +137,9 @@ std::optional<LayerCall> layer_call(const jit::Module& root, const Names& names,
     if (!path) return std::nullopt;
     const auto packed = as_packed(*path, attribute_at(root, *path));
     if (!packed) return std::nullopt;
-    call.weight_name = packed->weight;
+    call.weight_name = call.weight_key = packed->weight;
     call.bias_name = packed->bias;
+    call.quantization = packed->quantization;
     if (call.kind == LayerKind::other)
       call.kind = convolution_kind(static_cast<std::int64_t>(packed->quantization.weight.shape.size()));
     return call;
@@ -133,21 +149,26 @@ std::optional<LayerCall> layer_call(const jit::Module& root, const Names& names,
     if (!call.weight) return std::nullopt;
     if (op == "aten::addmm" && !(is_one(node->input(3)) && is_one(node->input(4)))) return std::nullopt;
   }
-  call.weight_name = parameter_name(root, names, call.weight);
-  if (call.weight_name.empty()) return std::nullopt;
+  const auto weight = parameter(root, names, call.weight);
+  if (!weight) return std::nullopt;
+  call.weight_name = weight->name;
+  call.weight_key = weight->first;
   if (op == "aten::matmul" || op == "aten::mm") {
-    if (jit::Node* addition = bias_addition(call.output);
-        addition && !parameter_name(root, names, addition->input(1)).empty()) {
+    if (jit::Node* addition = bias_addition(call.output); addition && parameter(root, names, addition->input(1))) {
       call.bias = addition->input(1);
       call.output = addition->output();
     }
   }
-  if (call.bias) call.bias_name = parameter_name(root, names, call.bias);
+  if (call.bias)
+    if (const auto bias = parameter(root, names, call.bias)) {
+      call.bias_name = bias->name;
+      call.bias_key = bias->first;
+    }
   if (call.kind == LayerKind::other) {
     const auto is_transposed = jit::toIValue(node->input(6));
     if (!is_transposed || !is_transposed->isBool()) return std::nullopt;
     call.kind = is_transposed->toBool() ? LayerKind::conv_transpose
-                                        : convolution_kind(attribute_at(root, call.weight_name).toTensor().dim());
+                                        : convolution_kind(attribute_at(root, call.weight_key).toTensor().dim());
   }
   return call;
 }
@@ -212,69 +233,77 @@ std::vector<jit::Node*> all_nodes(jit::Block* block) {
   return nodes;
 }
 
-std::vector<LayerCall> ScriptModel::calls() const {
-  const Names names = first_names(script_.root);
+std::vector<ScriptModel::LayerUse> ScriptModel::uses() const {
+  const Names names = tensor_names_of(script_.root);
   std::vector<LayerCall> calls;
-  for (jit::Node* node : all_nodes(script_.graph->block()))
-    if (auto call = layer_call(script_.root, names, node)) calls.push_back(std::move(*call));
-  return calls;
-}
-
-std::vector<LayerCall> ScriptModel::calls_of(const Layer& layer) const {
-  std::vector<LayerCall> all = calls();
-  std::erase_if(all,
-                [&](const LayerCall& call) { return call.weight_name != layer.weight || call.kind != layer.kind; });
-  return all;
-}
-
-std::vector<Layer> ScriptModel::layers() const {
-  std::map<std::string, PackedWeight> packed;
-  for (PackedWeight& weight : packed_weights(script_.root)) packed.emplace(weight.weight, std::move(weight));
-
-  const std::vector<LayerCall> all = calls();
   std::set<std::string> embeddings;
   std::set<std::int64_t> vocabularies;
-  for (const LayerCall& call : all) {
-    if (call.kind != LayerKind::embedding) continue;
-    embeddings.insert(call.weight_name);
-    vocabularies.insert(attribute_at(script_.root, call.weight_name).toTensor().size(0));
+  for (jit::Node* node : all_nodes(script_.graph->block())) {
+    auto call = layer_call(script_.root, names, node);
+    if (!call) continue;
+    if (call->kind == LayerKind::embedding) {
+      embeddings.insert(call->weight_key);
+      vocabularies.insert(attribute(call->weight_name).size(0));
+    }
+    calls.push_back(std::move(*call));
   }
 
-  std::vector<Layer> layers;
-  for (const LayerCall& call : all) {
-    const auto same = [&](const Layer& layer) { return layer.weight == call.weight_name && layer.kind == call.kind; };
-    auto known = std::find_if(layers.begin(), layers.end(), same);
-    if (known == layers.end()) {
+  std::vector<LayerUse> uses;
+  for (LayerCall& call : calls) {
+    auto known = std::find_if(uses.begin(), uses.end(), [&](const LayerUse& use) {
+      return use.calls.front().weight_key == call.weight_key && use.layer.kind == call.kind;
+    });
+    if (known == uses.end()) {
       Layer layer;
       layer.kind = call.kind;
       layer.weight = call.weight_name;
       layer.bias = call.bias_name;
       layer.name = layer_name(call.weight_name, call.kind);
-      // One weight that two kinds of operator read, a tied embedding, is two layers: the second goes by its whole name.
-      if (std::any_of(layers.begin(), layers.end(), [&](const Layer& other) { return other.name == layer.name; }))
-        layer.name = fmt::format("{}:{}", layer.weight, class_name(layer.kind));
-      if (const auto codes = packed.find(call.weight_name);
-          codes != packed.end() && call.node->kind().ns().toUnqualString() == std::string_view("tersor")) {
-        layer.quantized = codes->second.quantization;
+      const auto taken = [&](const std::string& name) {
+        return std::any_of(uses.begin(), uses.end(), [&](const LayerUse& use) { return use.layer.name == name; });
+      };
+      // A trace reads a tied weight by one name only; the other layer is still there under its own.
+      if (const auto aliases = names.aliases.find(call.weight_key); aliases != names.aliases.end())
+        for (const std::string& alias : aliases->second)
+          if (taken(layer.name) && !taken(layer_name(alias, call.kind))) {
+            layer.weight = alias;
+            layer.name = layer_name(alias, call.kind);
+          }
+      if (taken(layer.name)) layer.name += fmt::format(":{}", class_name(layer.kind));
+      layer.quantized = call.quantization;
+      if (layer.quantized) {
         layer.shape = layer.quantized->weight.shape;
         layer.dtype = layer.quantized->weight.dtype;
       } else {
-        const at::Tensor weight = attribute_at(script_.root, call.weight_name).toTensor();
+        const at::Tensor weight = attribute(call.weight_name);
         layer.shape = weight.sizes().vec();
         layer.dtype = weight.scalar_type();
       }
       if (call.groups)
-        if (const auto groups = jit::toIValue(call.groups); groups && groups->isInt()) layer.groups = groups->toInt();
+        if (const auto groups = literal(call.groups); groups && groups->isInt()) layer.groups = groups->toInt();
       if (call.kind == LayerKind::linear) {
         const std::string_view name = layer.name;
-        layer.is_head = name == "lm_head" || name.ends_with(".lm_head") || embeddings.contains(layer.weight) ||
+        layer.is_head = name == "lm_head" || name.ends_with(".lm_head") || embeddings.contains(call.weight_key) ||
                         vocabularies.contains(layer.shape.front());
       }
-      known = layers.insert(layers.end(), std::move(layer));
+      known = uses.insert(uses.end(), {std::move(layer), {}});
     }
     std::set<const jit::Value*> seen;
-    known->output_is_model_output = known->output_is_model_output || reaches_output(call.output, seen);
+    if (reaches_output(call.output, seen)) known->layer.output_is_model_output = true;
+    known->calls.push_back(std::move(call));
   }
+  return uses;
+}
+
+std::vector<LayerCall> ScriptModel::calls_of(const Layer& layer) const {
+  for (LayerUse& use : uses())
+    if (use.layer.name == layer.name) return std::move(use.calls);
+  throw fail(ErrorCode::NoSuchTarget, "the model has no layer '{}'", escaped(layer.name));
+}
+
+std::vector<Layer> ScriptModel::layers() const {
+  std::vector<Layer> layers;
+  for (LayerUse& use : uses()) layers.push_back(std::move(use.layer));
   return layers;
 }
 

@@ -73,10 +73,10 @@ std::vector<at::Tensor> ScriptModel::forward(const std::vector<at::Tensor>& inpu
 }
 
 void ScriptModel::observe(const std::vector<at::Tensor>& inputs, const Observer& see) const {
-  std::map<std::pair<std::string, LayerKind>, Layer> layers;
-  for (Layer& layer : this->layers()) layers.emplace(std::pair(layer.weight, layer.kind), std::move(layer));
-  std::unordered_map<const jit::Node*, LayerCall> finished_by;
-  for (LayerCall& call : calls()) finished_by.emplace(call.output->node(), std::move(call));
+  const std::vector<LayerUse> uses = this->uses();
+  std::unordered_map<const jit::Node*, std::pair<const Layer*, const LayerCall*>> finished_by;
+  for (const LayerUse& use : uses)
+    for (const LayerCall& call : use.calls) finished_by[call.output->node()] = {&use.layer, &call};
 
   // Copies: an operator that works in place must not change the caller's samples.
   std::vector<at::Tensor> copies;
@@ -84,8 +84,8 @@ void ScriptModel::observe(const std::vector<at::Tensor>& inputs, const Observer&
   interpret(script_, copies, [&](const jit::Node* node, const ValueLookup& value) {
     const auto call = finished_by.find(node);
     if (call == finished_by.end()) return;
-    const Layer& layer = layers.at({call->second.weight_name, call->second.kind});
-    see(layer, value(call->second.input()).toTensor(), value(call->second.output).toTensor());
+    const auto& [layer, what] = call->second;
+    see(*layer, value(what->input()).toTensor(), value(what->output).toTensor());
   });
 }
 

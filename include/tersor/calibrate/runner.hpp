@@ -15,7 +15,7 @@ namespace tersor::calibrate {
 struct RunnerOptions {
   std::int64_t samples = 512;  ///< the first so many, at most
   std::int64_t batch_size = 32;
-  std::function<void(std::int64_t done, std::int64_t of)> progress;  ///< samples; may be empty
+  std::function<void(std::int64_t done, std::int64_t of)> progress = {};  ///< samples
 };
 
 /// What the inputs of layers look like.

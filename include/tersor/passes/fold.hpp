@@ -15,8 +15,8 @@ namespace tersor::fold {
 /// computed in double precision and rounded once. A BatchNorm that reads anything else stays, and the report says why.
 /// Jacob et al., Quantization and Training of Neural Networks, arXiv:1712.05877, section 3.2.
 struct BatchNorm {
-  std::vector<std::string> targets;
-  std::vector<std::string> ignore;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
 
   static constexpr std::string_view name = "fold_batch_norm";
   static constexpr std::string_view summary = "Multiplies each BatchNorm into the Conv or Linear before it.";

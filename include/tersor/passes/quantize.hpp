@@ -22,8 +22,8 @@ enum class ObserverKind { min_max, moving_average };
 struct Dynamic {
   std::int64_t weight_bits = 8;
   std::int64_t group_size = 0;
-  std::vector<std::string> targets;
-  std::vector<std::string> ignore;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
 
   static constexpr std::string_view name = "quantize_dynamic";
   static constexpr std::string_view summary =
@@ -53,8 +53,8 @@ struct Static {
   std::int64_t group_size = 0;
   ObserverKind observer = ObserverKind::min_max;
   double averaging = 0.01;
-  std::vector<std::string> targets;
-  std::vector<std::string> ignore;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
 
   static constexpr std::string_view name = "quantize_static";
   static constexpr std::string_view summary =
@@ -85,8 +85,8 @@ struct Weights {
   std::int64_t bits = 8;
   bool symmetric = true;
   std::int64_t group_size = 0;
-  std::vector<std::string> targets;
-  std::vector<std::string> ignore;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
 
   static constexpr std::string_view name = "quantize_weights";
   static constexpr std::string_view summary = "Stores weights as small integers; inputs and arithmetic stay float.";
