@@ -1,4 +1,5 @@
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <set>
 
@@ -206,13 +207,20 @@ void ScriptModel::save(const std::filesystem::path& path, const SaveOptions& opt
   write.verify = [&](const std::filesystem::path& written) { verify(written, out, outputs, example); };
   const jit::ExtraFilesMap extra(metadata.begin(), metadata.end());
   write_file_atomically(path, write, [&](OutputFile& file) {
+    // The archive writer's destructor ends the process when its sink throws, so a failed write waits until it is gone.
+    std::exception_ptr failed;
     jit::ExportModule(
         module,
         [&](const void* bytes, std::size_t size) {
-          file.write(std::span(static_cast<const std::byte*>(bytes), size));
+          try {
+            if (!failed) file.write(std::span(static_cast<const std::byte*>(bytes), size));
+          } catch (...) {
+            failed = std::current_exception();
+          }
           return size;
         },
         extra);
+    if (failed) std::rethrow_exception(failed);
   });
 }
 

@@ -20,7 +20,7 @@ list(APPEND pages README.md CONTRIBUTING.md CHANGELOG.md)
 foreach(page IN LISTS pages)
   get_filename_component(directory ${SOURCE}/${page} DIRECTORY)
   file(READ ${SOURCE}/${page} text)
-  string(REPLACE "](" "@(" text "${text}")
+  string(REGEX REPLACE "([^[])\\](\\()" "\\1@\\2" text "${text}")  # a lambda, `[](`, is no link
   string(REGEX REPLACE "[][;]" " " text "${text}")  # they mean something in CMake's lists
   string(REGEX MATCHALL "@\\([^)#]+" links "${text}")
   foreach(link IN LISTS links)
