@@ -58,11 +58,9 @@ std::string skip_reason(const Plan& plan, const Layer& layer, Backend backend) {
     return fmt::format("it would grow from {} to {} bytes", bytes_before(layer), bytes_after(scheme, layer));
   if (plan.activation != ActivationMode::none && layer.kind == LayerKind::linear) {
     const std::int64_t columns = columns_of(layer);
-    const LinearKernel kernel = linear_kernel(scheme.bits, scheme.group_size, columns);
-    if (!worth_quantizing(best_isa(), kernel, rows_of(layer) * columns))
-      return kernel == LinearKernel::grouped
-                 ? fmt::format("{}-bit groups of {} have no fast kernel", scheme.bits, scheme.group_size)
-                 : "too small to become faster";
+    if (!has_fast_kernel(scheme.bits, scheme.group_size, columns))
+      return fmt::format("{}-bit groups of {} have no fast kernel", scheme.bits, scheme.group_size);
+    if (rows_of(layer) * columns < least_weights) return "too small to become faster";
   }
   return {};
 }

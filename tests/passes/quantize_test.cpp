@@ -223,6 +223,14 @@ TEST_CASE("quantize: what stays in float, and what targets override") {
   CHECK(detail_of(tiny, "fc", "why").find("small") != std::string::npos);
   CHECK(dynamic.layer("wide").quantized->activation.mode == ActivationMode::per_token);
 
+  Model grouped = make();
+  const PassReport slow = run(grouped, quantize::Dynamic{.weight_bits = 4, .group_size = 20});
+  CHECK(detail_of(slow, "wide", "scales") == "per channel");  // 64 is no multiple of 20: nor is there a group of 20
+  Model no_kernel = make();
+  const PassReport none = run(no_kernel, quantize::Dynamic{.group_size = 32});
+  CHECK(detail_of(none, "wide", "why").find("no fast kernel") != std::string::npos);
+  CHECK_FALSE(no_kernel.layer("wide").quantized);
+
   Model targeted = make();
   const PassReport all = run(targeted, quantize::Dynamic{.targets = {"Linear"}, .ignore = {"wide"}});
   CHECK(targeted.layer("fc").quantized);
