@@ -41,7 +41,8 @@ void check_outputs(const CompressOptions& options) {
     for (const std::string& read : {options.input, options.recipe, options.example, options.calibration, options.eval})
       if (!read.empty()) check_output(path, output_options(options.overwrite, read));
   std::error_code ignored;
-  check(options.report.empty() || (fs::weakly_canonical(options.report) != fs::weakly_canonical(options.output) &&
+  const auto place = [](const std::string& path) { return fs::weakly_canonical(fs::absolute(path)); };
+  check(options.report.empty() || (place(options.report) != place(options.output) &&
                                    !fs::equivalent(options.report, options.output, ignored)),
         ErrorCode::BadUsage, "--report and --output are the same file '{}'; give the report another name",
         escaped(options.report));

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string case_file(const std::string& id, const std::string& file) { return data("cases/" + id + "/" + file); }
+std::string case_file(const std::string& id, const std::string& file) { return test_file("cases/" + id + "/" + file); }
 
 /// Compresses `in` to out.* of the folder and gives the output's path.
 std::string compressed(const Folder& folder, const std::string& in, const std::string& passes,

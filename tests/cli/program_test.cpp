@@ -28,9 +28,9 @@ namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 using Json = nlohmann::json;
 
-const std::string mlp = data("fashion/mlp_fp32.ts.pt");
-const std::string cnn = data("fashion/cnn_fp32.ts.pt");
-const std::string mlp_weights = data("fashion/mlp_fp32.safetensors");
+const std::string mlp = test_file("fashion/mlp_fp32.ts.pt");
+const std::string cnn = test_file("fashion/cnn_fp32.ts.pt");
+const std::string mlp_weights = test_file("fashion/mlp_fp32.safetensors");
 
 /// Images of a fixed pattern, [n, 1, 28, 28] in [-1, 1], and the label 3 for each.
 void write_images(const std::string& path, std::int64_t n) {
@@ -45,7 +45,7 @@ void expect_failure(const Ran& ran, int status, const std::string& word) {
   CHECK(ran.status == status);
   CHECK_THAT(ran.err, Catch::Matchers::StartsWith("tersor: error: "));
   CHECK_THAT(ran.err, Contains(word));
-  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == 1);
+  CHECK_THAT(ran.err, !Contains("frame #"));  // a C++ stack helps nobody
 }
 
 Ran succeed(const Ran& ran) {
@@ -170,12 +170,12 @@ TEST_CASE("quiet prints nothing, and the report file says what was done") {
   const Folder folder;
   write_images(folder / "images", 8);
   const Ran ran =
-      succeed(run(folder.path(), {"compress", mlp, "-o", "out.pt", "--passes", "prune_l1(amount=0.5), quantize_dynamic",
+      succeed(run(folder.path(), {"compress", mlp, "-o", "out.pt", "--passes", "prune_l1(amount=0.6), quantize_dynamic",
                                   "--eval", "images", "--report", "report.json", "--quiet"}));
   CHECK(ran.out.empty());
   CHECK(ran.err.empty());
   const Json report = Json::parse(bytes_of(folder / "report.json"));
-  CHECK(report.at("recipe") == "prune_l1(amount=0.5), quantize_dynamic");
+  CHECK(report.at("recipe") == "prune_l1(amount=0.6), quantize_dynamic");
   CHECK(report.at("input").at("bytes") == fs::file_size(mlp));
   CHECK(report.at("output").at("bytes") == fs::file_size(folder / "out.pt"));
   CHECK(report.at("evaluation").at("samples") == 8);
@@ -217,7 +217,7 @@ TEST_CASE("the same bytes whatever the threads") {
   for (const std::string& input : {mlp_weights, mlp, cnn})
     for (const std::string passes :
          {"prune_l1(amount=0.6, scope=global)", "quantize_weights", "quantize_weights(bits=4, group_size=32)",
-          "prune_l1(amount=0.5), quantize_dynamic"}) {
+          "prune_l1(amount=0.6), quantize_dynamic"}) {
       INFO(input << " " << passes);
       for (const std::string threads : {"1", "2"})
         succeed(run(folder.path(), {"compress", input, "-o", "out" + threads, "--overwrite", "--passes", passes,
@@ -286,7 +286,7 @@ TEST_CASE("labels that do not fit are refused") {
 TEST_CASE("inspect shows layers, bits, zeros and how the file was made") {
   const Folder folder;
   succeed(run(folder.path(), {"compress", mlp, "-o", "q.pt", "--passes",
-                              "prune_l1(amount=0.5), quantize_dynamic(weight_bits=4, group_size=32)", "--hash"}));
+                              "prune_l1(amount=0.6), quantize_dynamic(weight_bits=4, group_size=32)", "--hash"}));
   const Json j = Json::parse(succeed(run(folder.path(), {"inspect", "q.pt", "--json"})).out);
   CHECK(j.at("format") == "TorchScript");
   CHECK(j.at("file_bytes") == fs::file_size(folder / "q.pt"));
@@ -294,14 +294,14 @@ TEST_CASE("inspect shows layers, bits, zeros and how the file was made") {
   CHECK(first.at("kind") == "Linear");
   CHECK(first.at("bits") == 4);
   CHECK(first.at("shape") == Json({256, 784}));
-  CHECK(first.at("zeros").get<std::int64_t>() >= 256 * 784 / 2);
-  CHECK(j.at("metadata").at("tersor.recipe") == "prune_l1(amount=0.5), quantize_dynamic(weight_bits=4, group_size=32)");
+  CHECK(first.at("zeros").get<std::int64_t>() >= 256 * 784 * 6 / 10);
+  CHECK(j.at("metadata").at("tersor.recipe") == "prune_l1(amount=0.6), quantize_dynamic(weight_bits=4, group_size=32)");
   CHECK_THAT(j.at("metadata").at("tersor.source").get<std::string>(), Catch::Matchers::StartsWith("sha256:"));
   const std::string text = succeed(run(folder.path(), {"inspect", "q.pt"})).out;
-  CHECK_THAT(text, Contains("int4 per group of 32") && Contains("prune_l1(amount=0.5)") && Contains("256x784"));
+  CHECK_THAT(text, Contains("int4 per group of 32") && Contains("prune_l1(amount=0.6)") && Contains("256x784"));
 
   // A stranger's file.
-  const std::string foreign = succeed(run(folder.path(), {"inspect", data("good/all_dtypes.safetensors")})).out;
+  const std::string foreign = succeed(run(folder.path(), {"inspect", test_file("good/all_dtypes.safetensors")})).out;
   for (const std::string word : {"bf16", "f32", "i64", "bool", "scalar", "0x4", "note"})
     CHECK_THAT(foreign, Contains(word));
 }

@@ -88,7 +88,7 @@ std::vector<std::string> Folder::names() const {
   return names;
 }
 
-std::string data(std::string_view name) { return (std::filesystem::path(TERSOR_TEST_DATA) / name).string(); }
+std::string test_file(std::string_view name) { return (std::filesystem::path(TERSOR_TEST_DATA) / name).string(); }
 
 std::string bytes_of(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);

@@ -44,7 +44,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-std::string data(std::string_view name);  ///< full path of a file in tests/data
+std::string test_file(std::string_view name);  ///< full path of a file in tests/data
 std::string bytes_of(const std::filesystem::path& path);
 /// All tensors of a safetensors file.
 std::map<std::string, at::Tensor> tensors_of(const std::filesystem::path& path);
