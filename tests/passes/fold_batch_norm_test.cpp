@@ -10,7 +10,7 @@ using namespace tersor;
 
 namespace {
 
-/// tests/python/make_fold_cases.py describes it.
+/// tests/python/make_pass_cases.py describes it.
 struct Net {
   std::map<std::string, at::Tensor> io = read_tensors("passes/fold_io.safetensors");
   Model model = Model::load(TERSOR_TEST_DATA "/passes/fold.pt");

@@ -206,6 +206,16 @@ TEST_CASE("prune_l1: what is left alone, and what targets override") {
   check_error(ErrorCode::AlreadyQuantized, {"'fc'"}, [&] { run(quantized, {.targets = {"fc"}}); });
 }
 
+TEST_CASE("prune_l1: a weight that two layers share is pruned once") {
+  for (const prune::Scope scope : {prune::Scope::layer, prune::Scope::global}) {
+    Model model = Model::load(TERSOR_TEST_DATA "/passes/shared.pt");
+    const PassReport report = run(model, {.amount = 0.5, .scope = scope, .targets = {"words", "scores"}});
+    CHECK(zeros(model.tensor("words.weight")) == 10);
+    CHECK(at::equal(model.tensor("words.weight"), model.tensor("scores.weight")));
+    CHECK(detail_of(report, "scores", "why").find("shares its weight") != std::string::npos);
+  }
+}
+
 TEST_CASE("prune_l1: a TorchScript network, with any number of threads") {
   const int threads = at::get_num_threads();
   std::vector<Model> models;

@@ -1,6 +1,7 @@
-"""Writes tests/data/passes/fold.pt and fold_io.safetensors: networks around BatchNorm, with inputs and outputs.
+"""Writes the networks of tests/data/passes: fold.pt with fold_io.safetensors around BatchNorm, and shared.pt, where
+an Embedding and a Linear have one weight.
 
-Run once with the Python that has torch and safetensors: make_fold_cases.py tests/data/passes
+Run once with the Python that has torch and safetensors: make_pass_cases.py tests/data/passes
 """
 
 import sys
@@ -35,6 +36,24 @@ class Net(nn.Module):
         return x, y, z
 
 
+class Shared(nn.Module):
+    """A Linear with the weight of an Embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+        self.scores = nn.Linear(4, 5)
+        self.scores.weight = self.words.weight
+
+    def forward(self, ids):
+        return self.scores(self.words(ids))
+
+
+def shared(directory):
+    net = Shared().eval()
+    torch.jit.script(net).save(f"{directory}/shared.pt")
+
+
 def main(directory):
     torch.manual_seed(1)
     net = Net().eval()
@@ -49,6 +68,7 @@ def main(directory):
     script.save(f"{directory}/fold.pt")
     outputs = {f"output{i}": y.detach().contiguous() for i, y in enumerate(script(image, vector))}
     save_file({"input0": image, "input1": vector, **outputs}, f"{directory}/fold_io.safetensors")
+    shared(directory)
 
 
 main(sys.argv[1])
