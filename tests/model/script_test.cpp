@@ -368,7 +368,7 @@ TEST_CASE("quantized layers run, are written and come back", "[script]") {
       model.save(scratch / "stock.pt", stock);
       const std::vector<at::Tensor> plain = Model::load(scratch / "stock.pt").forward(model.example());
       for (std::size_t i = 0; i < outputs.size(); ++i) CHECK(at::allclose(plain[i], outputs[i], 1e-4, 1e-4));
-      if (c.file.starts_with("good/cnn_script") || c.file.starts_with("cases/sp-two")) {
+      if (c.file == "good/cnn_script.pt" && mode.mode != ActivationMode::none) {
         CHECK(python_agrees(scratch / "codes.pt", model, model.example(),
                             fmt::format("--library '{}'", TERSOR_OPS_LIBRARY)));
         CHECK(python_agrees(scratch / "stock.pt", model, model.example(), "--tolerance 1e-4"));
