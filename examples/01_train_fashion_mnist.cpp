@@ -136,6 +136,7 @@ int main(int argc, char** argv) try {
       out = argument;
   }
   std::filesystem::create_directories(out);
+  for (const char* name : {"calibration.safetensors", "test.safetensors"}) std::filesystem::remove(out / name);
 
   const tersor::Dataset training = fashion_mnist::train();
   const tersor::Dataset test = fashion_mnist::test();

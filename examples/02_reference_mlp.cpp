@@ -32,6 +32,8 @@ torch::jit::Module linear(std::int64_t in, std::int64_t out) {
 int main(int argc, char** argv) try {
   const std::filesystem::path out = argc > 1 ? argv[1] : ".";
   std::filesystem::create_directories(out);
+  for (const char* name : {"mlp.pt", "calibration.safetensors", "test.safetensors"})
+    std::filesystem::remove(out / name);
   at::manual_seed(0);
 
   torch::jit::Module model("MLP");
