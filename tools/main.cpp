@@ -38,6 +38,7 @@ void catch_signals() {
   sigaddset(&action.sa_mask, SIGTERM);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  signal(SIGXFSZ, SIG_IGN);  // a write past a size limit then fails as on a full disk
 }
 
 int report(std::string_view text, ErrorCode code) {
