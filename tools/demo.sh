@@ -17,7 +17,10 @@ cmake --build --preset release --parallel "$(nproc)" \
 
 tersor=build/release/tersor
 cnn=build/demo/cnn mlp=build/demo/mlp
-show() { { echo; printf '$'; printf ' %q' "$@"; echo; } >&2; "$@"; }
+show() {  # prints the command, then runs it
+  { echo; printf '$'; for word in "$@"; do [[ $word =~ ^[[:alnum:]_./,:=-]+$ ]] && printf ' %s' "$word" || printf " '%s'" "$word"; done; echo; } >&2
+  "$@"
+}
 
 [[ -f $cnn/cnn.pt ]] || show build/release/examples/01_train_fashion_mnist "$cnn"
 [[ -f $mlp/mlp.pt ]] || show build/release/examples/02_reference_mlp "$mlp"
@@ -34,6 +37,10 @@ compress() {
     --batch 1,4,8,16 --threads 1 --json >"$network-bench.json"
 }
 compress $cnn/cnn 'prune_structured(amount=0.3), fold_batch_norm, quantize_static'
+# The same without removing channels: what rounding to INT8 alone costs.
+show $tersor compress $cnn/cnn.pt -o $cnn/cnn-int8.pt --passes 'fold_batch_norm, quantize_static' \
+  --calibration $cnn/calibration.safetensors --overwrite --quiet
+show $tersor eval $cnn/cnn-int8.pt --data $cnn/test.safetensors --against $cnn/cnn.pt --json >$cnn/cnn-int8-eval.json
 compress $mlp/mlp 'prune_structured(amount=0.3), quantize_dynamic'
 
 echo

@@ -1,25 +1,31 @@
 """Prints what `tersor eval --json` and `tersor bench --json` measured as one table.
 
-usage: demo_table.py TITLE PREFIX [TITLE PREFIX …]; reads PREFIX-eval.json and PREFIX-bench.json
+usage: demo_table.py TITLE PREFIX [TITLE PREFIX …]; reads PREFIX-eval.json, PREFIX-bench.json and, if it is
+there, PREFIX-int8-eval.json: the same network quantized only
 """
 
 import json
+import os
 import sys
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def main(arguments):
     rule = "-" * 96
     for title, prefix in zip(arguments[::2], arguments[1::2]):
-        with open(prefix + "-eval.json", encoding="utf-8") as file:
-            quality = json.load(file)
-        with open(prefix + "-bench.json", encoding="utf-8") as file:
-            bench = json.load(file)
+        quality, bench = read(prefix + "-eval.json"), read(prefix + "-bench.json")
         before, after = (f["bytes"] for f in bench["files"])
         print(rule)
         print(f"{title} ({bench['threads']} thread, {bench['isa']})")
         if "accuracy" in quality:
             a, b = 100 * quality["accuracy_original"], 100 * quality["accuracy"]
-            print(f"  accuracy    {a:.2f} % -> {b:.2f} %   ({b - a:+.2f} points)")
+            int8 = prefix + "-int8-eval.json"
+            alone = f"; INT8 alone: {100 * read(int8)['accuracy']:.2f} %" if os.path.exists(int8) else ""
+            print(f"  accuracy    {a:.2f} % -> {b:.2f} %   ({b - a:+.2f} points{alone})")
         else:
             print(f"  outputs     cosine {quality['cosine']:.4f}, SQNR {quality['sqnr_db']:.1f} dB to the original's")
         print(f"  file        {before:,} -> {after:,} bytes   ({before / after:.2f}x smaller)")
