@@ -211,9 +211,8 @@ TEST_CASE("files of the reference writer with one metadata key are reproduced by
 
 TEST_CASE("sub-byte tensors pass through unchanged") {
   const TemporaryDirectory dir;
-  std::string header =
-      R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F6_E3M2","shape":[2,2],"data_offsets":[0,3]},)"
-      R"("b":{"dtype":"F4","shape":[2,3],"data_offsets":[3,6]}})";
+  std::string header = R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F6_E3M2","shape":[2,2],"data_offsets":[0,3]},)"
+                       R"("b":{"dtype":"F4","shape":[2,3],"data_offsets":[3,6]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const std::string bytes = file_bytes(header) + "\x01\x02\x03\xAA\xBB\xCC";
   const SafetensorsFile file = SafetensorsFile::open(write_bytes(dir / "in", bytes));

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+// clang-format off
 /// Every error class of the library and the exit status the command-line tool maps it to.
 ///
 ///   2 usage    3 bad or hostile input    4 model not supported
@@ -36,6 +37,7 @@
   X(OutOfMemory, 7)                                                                           \
   /* our own mistakes */                                                                      \
   X(Internal, 70)
+// clang-format on
 
 namespace tersor {
 

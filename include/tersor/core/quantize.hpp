@@ -108,7 +108,8 @@ inline std::int8_t quantize_value(float x, QuantParams params, int qmin, int qma
 }
 
 /// Codes of a row or group; `codes` is as long as `x`.
-inline void quantize_values(std::span<const float> x, QuantParams params, const QuantScheme& scheme, std::int8_t* codes) {
+inline void quantize_values(std::span<const float> x, QuantParams params, const QuantScheme& scheme,
+                            std::int8_t* codes) {
   const int qmin = scheme.qmin();
   const int qmax = scheme.qmax();
   for (std::size_t i = 0; i < x.size(); ++i) codes[i] = quantize_value(x[i], params, qmin, qmax);

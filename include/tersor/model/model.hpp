@@ -18,7 +18,19 @@
 namespace tersor {
 
 /// What a layer with weights is, in the words of torch::nn.
-enum class LayerKind { linear, conv1d, conv2d, conv3d, conv_transpose, batch_norm, layer_norm, group_norm, embedding, recurrent, other };
+enum class LayerKind {
+  linear,
+  conv1d,
+  conv2d,
+  conv3d,
+  conv_transpose,
+  batch_norm,
+  layer_norm,
+  group_norm,
+  embedding,
+  recurrent,
+  other
+};
 
 std::string_view class_name(LayerKind kind);  ///< `Linear`, `Conv2d`, `BatchNorm`, …; `targets` may name it
 
@@ -26,11 +38,11 @@ std::string_view class_name(LayerKind kind);  ///< `Linear`, `Conv2d`, `BatchNor
 struct Layer {
   std::string name;
   LayerKind kind = LayerKind::other;
-  std::string weight;  ///< full parameter name, `name + ".weight"` as a rule
-  std::string bias;    ///< empty without one
+  std::string weight;               ///< full parameter name, `name + ".weight"` as a rule
+  std::string bias;                 ///< empty without one
   std::vector<std::int64_t> shape;  ///< of the weight
   at::ScalarType dtype = at::kFloat;
-  std::int64_t groups = 1;          ///< convolutions
+  std::int64_t groups = 1;              ///< convolutions
   bool output_is_model_output = false;  ///< a head: nothing but element-wise or shape operators stands behind it
   bool is_head = false;  ///< `lm_head`, tied to an Embedding or as wide as its vocabulary: skipped by default
   std::optional<LayerQuantization> quantized;  ///< set once the weight has become codes
@@ -59,7 +71,8 @@ class Model {
   /// A TorchScript file (`script`) or a safetensors file (`checkpoint`), told apart by content.
   static Model load(const std::filesystem::path& path, const LoadOptions& options = {});
   /// A checkpoint made of named tensors.
-  static Model from_tensors(std::map<std::string, at::Tensor> tensors, std::map<std::string, std::string> metadata = {});
+  static Model from_tensors(std::map<std::string, at::Tensor> tensors,
+                            std::map<std::string, std::string> metadata = {});
 
   class Impl;
   explicit Model(std::shared_ptr<Impl> impl);
@@ -77,8 +90,8 @@ class Model {
   const Layer& layer(std::string_view name) const;  ///< valid until the next edit; NoSuchTarget with near misses
   std::vector<std::string> tensor_names() const;    ///< parameters and buffers, sorted
   bool has_tensor(std::string_view name) const;
-  at::Tensor tensor(std::string_view name) const;   ///< float values; of a quantized weight: dequantized
-  std::int64_t nbytes() const;                      ///< of all tensors as stored
+  at::Tensor tensor(std::string_view name) const;  ///< float values; of a quantized weight: dequantized
+  std::int64_t nbytes() const;                     ///< of all tensors as stored
 
   bool runnable() const;  ///< false for weights only
   void set_example(std::vector<at::Tensor> inputs);
@@ -103,8 +116,10 @@ class Model {
   void mask(std::string_view tensor, const at::Tensor& keep);
   /// The layer's weight becomes codes.
   void quantize_layer(std::string_view layer, const LayerQuantization& quantization);
-  /// BatchNorm after folding: the layer hands its input on. `bias_of` gains a bias named `bias_of + ".bias"` if it had none.
-  void fold_into(std::string_view batch_norm, std::string_view producer, const at::Tensor& weight, const at::Tensor& bias);
+  /// BatchNorm after folding: the layer hands its input on. `bias_of` gains a bias named `bias_of + ".bias"` if it had
+  /// none.
+  void fold_into(std::string_view batch_norm, std::string_view producer, const at::Tensor& weight,
+                 const at::Tensor& bias);
   /// Runs the example again and rebuilds the graph after edits. Throws UnsupportedGraph when it does not run any more.
   void refresh();
 

@@ -29,7 +29,7 @@ class PackedLinear : public torch::CustomClassHolder {
   const std::optional<at::Tensor>& bias() const;
   const ActivationQuant& activation() const;
 
-  c10::IValue state() const;                                             ///< what is pickled
+  c10::IValue state() const;                                                     ///< what is pickled
   static c10::intrusive_ptr<PackedLinear> from_state(const c10::IValue& state);  ///< checks every field
 
  private:

@@ -16,12 +16,12 @@ namespace tersor {
 /// weight), columns all its other dimensions flattened in C order; groups run along the columns and the last one of
 /// a row may be shorter.
 struct QTensor {
-  at::Tensor codes;        ///< bits 8: int8, `shape`. bits 4: uint8 [rows, ceil(columns / 2)], column 2j in the low
-                           ///< nibble of byte j, stored as code + 8; a missing last column is stored as 8 (code 0)
-  at::Tensor scale;        ///< [rows, groups] ([1, 1] per tensor), dtype of the original weight; positive, finite
-  at::Tensor zero_point;   ///< int8, like scale, a code; undefined when symmetric
+  at::Tensor codes;       ///< bits 8: int8, `shape`. bits 4: uint8 [rows, ceil(columns / 2)], column 2j in the low
+                          ///< nibble of byte j, stored as code + 8; a missing last column is stored as 8 (code 0)
+  at::Tensor scale;       ///< [rows, groups] ([1, 1] per tensor), dtype of the original weight; positive, finite
+  at::Tensor zero_point;  ///< int8, like scale, a code; undefined when symmetric
   QuantScheme scheme;
-  std::vector<std::int64_t> shape;  ///< of the original weight
+  std::vector<std::int64_t> shape;    ///< of the original weight
   at::ScalarType dtype = at::kFloat;  ///< of the original weight
 
   std::int64_t rows() const;
