@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <cmath>
 #include <fstream>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <thread>
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -35,6 +37,7 @@ struct BenchOptions {
   std::string input_shape, example;
   std::vector<std::int64_t> batches{1, 4, 8, 16};
   int threads = 1;
+  int clients = 1;
   int rounds = 30;
   double seconds = 0.02;  // of one burst
   bool json = false;
@@ -139,6 +142,25 @@ void run_memory(const BenchOptions& options) {
   fmt::print("{}\n", peak_memory());
 }
 
+/// Seconds of every call, when each of `clients` threads makes `calls` of them at the same time as the others.
+std::vector<double> burst(const Script& script, const std::vector<at::Tensor>& inputs, int calls, int clients) {
+  if (clients == 1) return script.time(inputs, calls);
+  std::vector<std::vector<double>> seconds(static_cast<std::size_t>(clients));
+  std::barrier start(clients);
+  {
+    std::vector<std::jthread> threads;
+    for (std::vector<double>& own : seconds)
+      threads.emplace_back([&] {
+        at::init_num_threads();
+        start.arrive_and_wait();
+        own = script.time(inputs, calls);
+      });
+  }
+  std::vector<double> all;
+  for (const std::vector<double>& own : seconds) all.insert(all.end(), own.begin(), own.end());
+  return all;
+}
+
 /// Rounds A, B, C, A, B, C …: what slows the machine for a while meets every file alike.
 std::vector<Timing> measure(const std::vector<Script>& scripts, const std::vector<at::Tensor>& inputs,
                             const BenchOptions& options, Progress& progress) {
@@ -154,9 +176,9 @@ std::vector<Timing> measure(const std::vector<Script>& scripts, const std::vecto
   for (int round = 0; round < options.rounds; ++round) {
     for (std::size_t i = 0; i < scripts.size(); ++i) {
       scripts[i].time(inputs, 1);  // brings its weights back into the cache
-      const std::vector<double> burst = scripts[i].time(inputs, calls[i]);
-      timings[i].bursts.push_back(median(burst));
-      timings[i].calls.insert(timings[i].calls.end(), burst.begin(), burst.end());
+      const std::vector<double> seconds = burst(scripts[i], inputs, calls[i], options.clients);
+      timings[i].bursts.push_back(median(seconds));
+      timings[i].calls.insert(timings[i].calls.end(), seconds.begin(), seconds.end());
     }
     progress.step(round + 1);
   }
@@ -176,6 +198,7 @@ void run_bench(const BenchOptions& options) {
   const std::string isa(name(best_isa()));
   nlohmann::ordered_json report;
   report["threads"] = options.threads;
+  report["clients"] = options.clients;
   report["isa"] = isa;
   report["rounds"] = options.rounds;
   std::vector<std::int64_t> memory, bytes;
@@ -193,8 +216,8 @@ void run_bench(const BenchOptions& options) {
                fmt::format("{:.2f}x", double(bytes[0]) / double(bytes[i])),
                fmt::format("{:.1f} MiB", static_cast<double>(memory[i]) / (1 << 20))});
   if (!options.json)
-    fmt::print("threads {}, instruction set {}, {} rounds; ratios are to the first file\n\n{}", options.threads, isa,
-               options.rounds, files.text());
+    fmt::print("clients {}, threads {}, instruction set {}, {} rounds; ratios are to the first file\n\n{}",
+               options.clients, options.threads, isa, options.rounds, files.text());
 
   for (const std::int64_t batch : options.batches) {
     const std::string title = fmt::format("batch {}", batch);
@@ -213,7 +236,7 @@ void run_bench(const BenchOptions& options) {
       for (std::size_t round = 0; round < timings[i].bursts.size(); ++round)
         ratios.push_back(timings[0].bursts[round] / timings[i].bursts[round]);
       const double p50 = timings[i].quantile(0.5), p99 = timings[i].quantile(0.99), ratio = median(ratios);
-      const double throughput = static_cast<double>(batch) / timings[i].mean();
+      const double throughput = static_cast<double>(batch) * options.clients / timings[i].mean();
       table.row({escaped(options.files[i]), microseconds(p50), microseconds(p99), microseconds(timings[i].fastest()),
                  fmt::format("{:.0f}", throughput), fmt::format("{:.2f}x", ratio)});
       rows.push_back({{"file", options.files[i]},
@@ -257,6 +280,12 @@ void add_bench(CLI::App& app) {
       app.add_subcommand("bench", "Measure TorchScript files side by side: latency, throughput, memory");
   command->add_option("FILE", options->files, "Networks with the same inputs; ratios are to the first")->required();
   add_input_options(command, *options);
+  command
+      ->add_option("--clients", options->clients,
+                   "Callers at the same time, each a thread of its own: latency under load; items/s is of all")
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--rounds", options->rounds, "Rounds in which every file takes its turn")
       ->check(CLI::Range(1, 100000))
       ->type_name("N")

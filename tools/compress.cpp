@@ -77,18 +77,27 @@ void give_example(Model& model, const CompressOptions& options, const std::optio
         escaped(options.input));
     return;
   }
+  const auto file = [](const std::string& path) { return fmt::format("'{}'", escaped(path)); };
+  if (calibration)
+    check_inputs(model, calibration->slice(0, example_samples).inputs, ErrorCode::BadData, file(options.calibration));
   if (!options.input_shape.empty()) {
     model.set_example(make_inputs(parse_input_shape(options.input_shape)));
+    check_inputs(model, model.example(), ErrorCode::BadUsage, fmt::format("--input-shape {}", options.input_shape));
   } else if (!options.example.empty()) {
     model.set_example(read_dataset(options.example).slice(0, example_samples).inputs);
+    check_inputs(model, model.example(), ErrorCode::BadData, file(options.example));
   } else if (calibration) {
     model.set_example(calibration->slice(0, example_samples).inputs);
   }
 }
 
 std::string file_line(std::int64_t before, std::int64_t after) {
-  return fmt::format("file            {} -> {} bytes, {:.2f}x smaller\n", grouped(before), grouped(after),
-                     static_cast<double>(before) / static_cast<double>(after));
+  const auto ratio = [](std::int64_t more, std::int64_t less) {
+    return static_cast<double>(more) / static_cast<double>(less);
+  };
+  return fmt::format("file            {} -> {} bytes, {:.2f}x {}\n", grouped(before), grouped(after),
+                     before >= after ? ratio(before, after) : ratio(after, before),
+                     before >= after ? "smaller" : "larger");
 }
 
 void run_compress(const CompressOptions& options) {
@@ -101,11 +110,17 @@ void run_compress(const CompressOptions& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
 
   Model model = Model::load(options.input);
+  check(options.lowering == "tersor" || model.runnable(), ErrorCode::BadUsage,
+        "--lowering {} is for TorchScript; '{}' holds only weights, which are written as they are", options.lowering,
+        escaped(options.input));
   std::optional<Dataset> data;
   if (!options.eval.empty()) {
     check(model.runnable(), ErrorCode::UnsupportedModel,
           "'{}' holds only weights and cannot be evaluated; leave out --eval", escaped(options.input));
     data = read_dataset(options.eval);
+    if (data->size() > 0)
+      check_inputs(model, data->slice(0, example_samples).inputs, ErrorCode::BadData,
+                   fmt::format("'{}'", escaped(options.eval)));
   }
   TerminalProgress terminal;
   Progress silent;
@@ -122,14 +137,20 @@ void run_compress(const CompressOptions& options) {
   const std::optional<Model> original = data ? std::optional(model.clone()) : std::nullopt;
   const Report report = pipeline.run(model, run);
   std::optional<Evaluation> evaluation;
-  if (data) evaluation = evaluate(model, &*original, *data, options.batch_size, &progress);
+  const auto evaluate_result = [&](const Model& result) {
+    if (data) evaluation = evaluate(result, &*original, *data, options.batch_size, &progress);
+  };
+  if (options.dry_run) evaluate_result(model);
   model.metadata()["tersor.source"] = source_identity(options.input, options.hash);
 
   const auto file_bytes = [](const std::string& path) { return static_cast<std::int64_t>(fs::file_size(path)); };
   const auto save = [&] {
     model.save(options.output, {.lowering = options.lowering == "aten" ? Lowering::aten : Lowering::tersor,
                                 .overwrite = options.overwrite,
-                                .source = options.input});
+                                .source = options.input,
+                                .examine = [&](const fs::path& file) {
+                                  if (data) evaluate_result(Model::load(file));
+                                }});
   };
   if (!options.dry_run && options.report.empty()) save();
   if (!options.dry_run && !options.report.empty()) {
@@ -200,7 +221,11 @@ void add_compress(CLI::App& app) {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--seed", options->seed, "Seed of everything random")->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of passes that draw random numbers; today's draw none")
+      ->check(CLI::Number)
+      ->check([](const std::string& text) { return text.starts_with('-') ? "expected 0 or more" : std::string(); })
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--threads", options->threads, "Threads; default: one per core")
       ->check(CLI::Range(1, 1024))
       ->type_name("N");

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "tersor/core/names.hpp"
 #include "tersor/io/safetensors.hpp"
 #include "tersor/pipeline/progress.hpp"
+#include "text.hpp"
 
 namespace tersor::cli {
 namespace {
@@ -28,6 +30,14 @@ struct EvalOptions {
   bool json = false;
 };
 
+/// Batches are written one after the other, so samples must stand in dimension 0.
+void check_samples(const std::vector<at::Tensor>& outputs, std::int64_t batch) {
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    check(outputs[i].dim() > 0 && outputs[i].size(0) == batch, ErrorCode::UnsupportedModel,
+          "output {} is {} for {} samples; --outputs needs the samples in dimension 0 of every output", i,
+          by_shape(outputs[i].sizes().vec()), batch);
+}
+
 void run_eval(const EvalOptions& options) {
   if (!options.outputs.empty())
     for (const std::string& source : {options.file, options.data, options.against})
@@ -37,12 +47,19 @@ void run_eval(const EvalOptions& options) {
   const std::optional<Model> original =
       options.against.empty() ? std::nullopt : std::optional(Model::load(options.against));
   const Dataset data = read_dataset(options.data);
+  if (model.runnable() && data.size() > 0)
+    check_inputs(model, data.slice(0, example_samples).inputs, ErrorCode::BadData,
+                 fmt::format("'{}'", escaped(options.data)));
 
   TerminalProgress terminal;
   std::vector<std::vector<at::Tensor>> kept;  // [output][batch]
+  std::int64_t seen = 0;
   const Evaluation result = evaluate(model, original ? &*original : nullptr, data, options.batch_size, &terminal,
                                      [&](const std::vector<at::Tensor>& outputs) {
                                        if (options.outputs.empty()) return;
+                                       const std::int64_t batch = std::min(options.batch_size, data.size() - seen);
+                                       seen += batch;
+                                       check_samples(outputs, batch);
                                        kept.resize(outputs.size());
                                        for (std::size_t i = 0; i < outputs.size(); ++i) kept[i].push_back(outputs[i]);
                                      });

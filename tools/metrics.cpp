@@ -51,9 +51,34 @@ struct Comparison {
   }
 };
 
+std::int64_t count_non_finite(const std::vector<at::Tensor>& outputs) {
+  std::int64_t count = 0;
+  for (const at::Tensor& output : outputs) count += output.isfinite().logical_not().sum().item<std::int64_t>();
+  return count;
+}
+
+/// Labels must be class numbers: anything else would only look like a wrong prediction.
+void check_labels(const at::Tensor& labels, std::int64_t classes) {
+  check(at::isIntegralType(labels.scalar_type(), /*includeBool=*/false), ErrorCode::BadData,
+        "labels are {}; expected integers in [0, {})", c10::toString(labels.scalar_type()), classes);
+  const at::Tensor outside = labels.lt(0).logical_or(labels.ge(classes));
+  if (!outside.any().item<bool>()) return;
+  throw fail(ErrorCode::BadData, "there is a label {}; the network's {} scores need one in [0, {})",
+             labels.masked_select(outside)[0].item<std::int64_t>(), classes, classes);
+}
+
 std::string percent(double share) { return fmt::format("{:.2f} %", 100 * share); }
 
 }  // namespace
+
+void check_inputs(const Model& model, const std::vector<at::Tensor>& inputs, ErrorCode code, std::string_view what) {
+  try {
+    model.forward(inputs);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::UnsupportedModel && error.code() != ErrorCode::UnsupportedGraph) throw;
+    throw fail(code, "the network does not run on {}: {}", what, error.message());
+  }
+}
 
 Evaluation evaluate(const Model& model, const Model* original, const Dataset& data, std::int64_t batch_size,
                     Progress* progress, const std::function<void(const std::vector<at::Tensor>&)>& see) {
@@ -74,6 +99,9 @@ Evaluation evaluate(const Model& model, const Model* original, const Dataset& da
     const std::vector<at::Tensor> reference =
         original != nullptr ? original->forward(batch.inputs) : std::vector<at::Tensor>{};
     if (see) see(outputs);
+    result.non_finite += count_non_finite(outputs);
+    if (original != nullptr)
+      result.non_finite_original = result.non_finite_original.value_or(0) + count_non_finite(reference);
     if (original != nullptr) comparison.add(reference, outputs, batch.size());
 
     // One number per prediction has no argmax; such networks are compared, not scored.
@@ -88,6 +116,7 @@ Evaluation evaluate(const Model& model, const Model* original, const Dataset& da
         check(batch.labels->sizes() == predicted.sizes(), ErrorCode::BadData,
               "labels of shape {} do not fit the network's predictions of shape {}",
               by_shape(batch.labels->sizes().vec()), by_shape(predicted.sizes().vec()));
+        check_labels(*batch.labels, outputs[0].size(-1));
         right += predicted.eq(*batch.labels).sum().item<std::int64_t>();
         if (original != nullptr) right_original += expected.eq(*batch.labels).sum().item<std::int64_t>();
       }
@@ -116,7 +145,7 @@ nlohmann::ordered_json Evaluation::json() const {
   nlohmann::ordered_json j;
   j["samples"] = samples;
   const auto put = [&](const char* key, const std::optional<double>& value) {
-    if (value) j[key] = *value;  // JSON has no infinity: nlohmann writes null
+    if (value && !std::isnan(*value)) j[key] = *value;  // JSON has no infinity: nlohmann writes null
   };
   put("accuracy", accuracy);
   put("accuracy_original", accuracy_original);
@@ -124,6 +153,8 @@ nlohmann::ordered_json Evaluation::json() const {
   put("sqnr_db", sqnr_db);
   put("cosine", cosine);
   put("max_difference", max_difference);
+  j["non_finite"] = non_finite;
+  if (non_finite_original) j["non_finite_original"] = *non_finite_original;
   return j;
 }
 
@@ -142,6 +173,11 @@ std::string Evaluation::text() const {
                                               : fmt::format("SQNR            {:.2f} dB\n", *sqnr_db);
   if (cosine) s += fmt::format("cosine          {:.6f}\n", *cosine);
   if (max_difference) s += fmt::format("max difference  {:.3g}\n", *max_difference);
+  if (non_finite > 0 || non_finite_original.value_or(0) > 0) {
+    s += fmt::format("warning         {} output values are NaN or infinite", grouped(non_finite));
+    if (non_finite_original) s += fmt::format("  (original {})", grouped(*non_finite_original));
+    s += "; the figures above mean nothing\n";
+  }
   s += fmt::format("samples         {}\n", grouped(samples));
   return s;
 }

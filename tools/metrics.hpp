@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tersor/core/error.hpp"
 #include "tersor/io/dataset.hpp"
 #include "tersor/model/model.hpp"
 #include "tersor/pipeline/progress.hpp"
@@ -27,6 +28,8 @@ struct Evaluation {
                                             ///< infinite when they are equal
   std::optional<double> cosine;             ///< mean over samples of the cosine of all outputs of a sample
   std::optional<double> max_difference;     ///< largest |original - output|
+  std::int64_t non_finite = 0;              ///< values of all outputs that are NaN or infinite
+  std::optional<std::int64_t> non_finite_original;
 
   nlohmann::ordered_json json() const;
   std::string text() const;  ///< lines for people
@@ -37,5 +40,9 @@ struct Evaluation {
 /// shape.
 Evaluation evaluate(const Model& model, const Model* original, const Dataset& data, std::int64_t batch_size,
                     Progress* progress = nullptr, const std::function<void(const std::vector<at::Tensor>&)>& see = {});
+
+/// Runs `model`, as it came, once on inputs that the user gave. When it does not run they are to blame: `code`, and
+/// `what` says where they came from.
+void check_inputs(const Model& model, const std::vector<at::Tensor>& inputs, ErrorCode code, std::string_view what);
 
 }  // namespace tersor::cli

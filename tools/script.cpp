@@ -26,7 +26,9 @@ void Script::run(const std::vector<at::Tensor>& inputs) const { time(inputs, 1);
 std::vector<double> Script::time(const std::vector<at::Tensor>& inputs, int calls) const {
   using Clock = std::chrono::steady_clock;
   const c10::InferenceMode guard;
-  const std::vector<c10::IValue> arguments(inputs.begin(), inputs.end());
+  // Copies: an operator that works in place must not change what the next file is measured on.
+  std::vector<c10::IValue> arguments;
+  for (const at::Tensor& input : inputs) arguments.emplace_back(input.clone());
   std::vector<double> seconds;
   seconds.reserve(static_cast<std::size_t>(calls));
   for (int i = 0; i < calls; ++i) {

@@ -92,8 +92,8 @@ class Checkpoint final : public Model::Impl {
     std::set<std::vector<std::int64_t>> embeddings;
     for (const std::string& name : tensor_names()) {
       const std::string_view layer = without_suffix(name, ".weight");
-      if (layer.empty()) continue;
-      out.push_back(describe(std::string(layer)));
+      if (layer.empty() && (name != "weight" || tensors_.contains("weight.weight"))) continue;
+      out.push_back(describe(layer.empty() ? name : std::string(layer)));
       if (out.back().kind == LayerKind::embedding) embeddings.insert(out.back().shape);
     }
     for (Layer& layer : out) {
@@ -112,9 +112,10 @@ class Checkpoint final : public Model::Impl {
     return out;
   }
 
-  at::Tensor tensor(const std::string& name) const override {
+  std::optional<at::Tensor> find_tensor(const std::string& name) const override {
     if (const LayerQuantization* layer = quantization_of(name)) return dequantize(layer->weight);
-    return tensors_.at(name);
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? std::nullopt : std::optional(found->second);
   }
 
   std::int64_t nbytes() const override {
@@ -139,7 +140,14 @@ class Checkpoint final : public Model::Impl {
     tensors_.at(name) = values.clone();
   }
 
+  void dequantize_layers() override {
+    for (const auto& [layer, quantization] : quantized_) tensors_[layer + ".weight"] = dequantize(quantization.weight);
+    quantized_.clear();
+  }
+
   void quantize_layer(const Layer& layer, const LayerQuantization& quantization) override {
+    check(layer.float_only.empty(), ErrorCode::UnsupportedLayer, "layer '{}' cannot be quantized: {}",
+          escaped(layer.name), layer.float_only);
     compress_layer(layer.name, quantization);  // refuses what the file could not hold
     tensors_.erase(layer.weight);
     quantized_[layer.name] = quantization;
@@ -171,7 +179,10 @@ class Checkpoint final : public Model::Impl {
         if (layer.kind == LayerKind::linear && !layer.quantized) ignore.push_back(layer.name);
       written[std::string(kConfig)] = quantization_config(quantized_, ignore);
     }
-    const auto verify = [&](const std::filesystem::path& file) { check_written(file, items); };
+    const auto verify = [&](const std::filesystem::path& file) {
+      check_written(file, items);
+      if (options.examine) options.examine(file);
+    };
     write_safetensors(path, items, written, {options.overwrite, options.source, verify});
   }
 
@@ -192,8 +203,11 @@ class Checkpoint final : public Model::Impl {
   Layer describe(const std::string& name) const {
     Layer out;
     out.name = name;
-    out.weight = name + ".weight";
-    if (tensors_.contains(name + ".bias")) out.bias = name + ".bias";
+    // A bare layer is called by its weight.
+    const std::string prefix = name == "weight" && !tensors_.contains("weight.weight") ? "" : name + ".";
+    if (prefix.empty()) out.float_only = "a layer without a name has no place in the format of quantized checkpoints";
+    out.weight = prefix + "weight";
+    if (tensors_.contains(prefix + "bias")) out.bias = prefix + "bias";
     if (const auto it = quantized_.find(name); it != quantized_.end()) {
       out.quantized = it->second;
       out.shape = it->second.weight.shape;
@@ -205,7 +219,7 @@ class Checkpoint final : public Model::Impl {
     if (!is_float(out.dtype)) return out;
     switch (out.shape.size()) {
       case 1:
-        out.kind = tensors_.contains(name + ".running_mean") ? LayerKind::batch_norm : LayerKind::layer_norm;
+        out.kind = tensors_.contains(prefix + "running_mean") ? LayerKind::batch_norm : LayerKind::layer_norm;
         break;
       case 2:
         out.kind = named_like_embedding(name) ? LayerKind::embedding : LayerKind::linear;

@@ -10,6 +10,10 @@
 
 #include "tersor/model/model.hpp"
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace tersor {
 
 using Observer = std::function<void(const Layer&, const at::Tensor& input, const at::Tensor& output)>;
@@ -30,7 +34,7 @@ class Model::Impl {
 
   virtual std::vector<Layer> layers() const = 0;
   virtual std::vector<std::string> tensor_names() const = 0;  ///< sorted; the weight of a quantized layer among them
-  virtual at::Tensor tensor(const std::string& name) const = 0;
+  virtual std::optional<at::Tensor> find_tensor(const std::string& name) const = 0;
   virtual std::int64_t nbytes() const = 0;
 
   // Only backends that can run override these; the facade refuses them by `runnable()`.
@@ -43,10 +47,17 @@ class Model::Impl {
                          const at::Tensor& /*bias*/) {}
   virtual void refresh() {}
 
+  // Only a module of the user's own program is trained on.
+  virtual void mask(const std::string& /*tensor*/, const at::Tensor& /*keep*/) {}  ///< `rewrite` has set the zeros
+  virtual void release_masks() {}
+  virtual Masks masks() const { return {}; }
+  virtual void follow(torch::optim::Optimizer&) {}
+
   /// Returns every name under which the tensor is known; all of them were cut.
   virtual std::vector<std::string> keep(const std::string& tensor, std::int64_t dim, const at::Tensor& indices) = 0;
   virtual void rewrite(const std::string& tensor, const at::Tensor& values) = 0;
   virtual void quantize_layer(const Layer& layer, const LayerQuantization& quantization) = 0;
+  virtual void dequantize_layers() = 0;
 
   /// `metadata` is complete: what this model says of itself, `tersor.layers` and `tersor.kept` included.
   virtual void save(const std::filesystem::path& path, const SaveOptions& options,
@@ -54,11 +65,13 @@ class Model::Impl {
 
   std::map<std::string, std::string> metadata;  ///< as loaded; keys start with `tersor.`, others are carried along
   std::map<std::string, std::vector<std::int64_t>> kept;
-  std::vector<std::string> masked;  ///< tensors, sorted
+  std::vector<std::string> masked;            ///< tensors, sorted
+  std::map<std::string, std::string> folded;  ///< BatchNorm layers that became the identity: into which layer
   std::vector<at::Tensor> example;
 
   // Filled on demand by the facade, dropped by every edit.
   mutable std::optional<std::vector<Layer>> known_layers;
+  mutable std::map<std::string, std::size_t, std::less<>> layer_places;  ///< in known_layers
   mutable std::optional<Graph> known_graph;
 
  protected:

@@ -1,6 +1,7 @@
 #include "tersor/model/model.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <functional>
 #include <limits>
 
@@ -27,6 +28,28 @@ Json parse_metadata(const std::map<std::string, std::string>& metadata, const st
   return json;
 }
 
+std::string shape_text(at::IntArrayRef shape) {
+  return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
+}
+
+/// `conv.weight:0` must name a dimension of a tensor; the list one index in the first original for each of today's.
+/// What has left the file (a folded BatchNorm, a weight in stock operators) may still be spoken of.
+void check_kept(const Model::Impl& impl, const std::string& key, const std::vector<std::int64_t>& indices) {
+  const std::size_t colon = key.rfind(':');
+  std::int64_t dim = -1;
+  const char* end = key.data() + key.size();
+  const bool number = colon != std::string::npos && colon + 1 < key.size() &&
+                      std::from_chars(key.data() + colon + 1, end, dim).ptr == end;
+  const bool ascending = std::adjacent_find(indices.begin(), indices.end(), std::greater_equal<>()) == indices.end();
+  check(number && dim >= 0 && !indices.empty() && ascending && indices.front() >= 0, ErrorCode::BadMetadata,
+        "'{}' in metadata 'tersor.kept' is not TENSOR:DIMENSION with ascending indices", escaped(key));
+  const std::optional<at::Tensor> tensor = impl.find_tensor(key.substr(0, colon));
+  if (!tensor) return;
+  check(dim < tensor->dim() && static_cast<std::int64_t>(indices.size()) == tensor->size(dim), ErrorCode::BadMetadata,
+        "'{}' in metadata 'tersor.kept' has {} indices, but the tensor is {}", escaped(key), indices.size(),
+        shape_text(tensor->sizes()));
+}
+
 /// Takes `tersor.kept` and `tersor.masked` of a file we wrote earlier back into the model.
 void restore(Model::Impl& impl) {
   try {
@@ -34,10 +57,13 @@ void restore(Model::Impl& impl) {
       impl.kept = kept.get<std::map<std::string, std::vector<std::int64_t>>>();
     if (const Json masked = parse_metadata(impl.metadata, "tersor.masked"); !masked.is_null())
       impl.masked = masked.get<std::vector<std::string>>();
+    if (const Json folded = parse_metadata(impl.metadata, "tersor.folded"); !folded.is_null())
+      impl.folded = folded.get<std::map<std::string, std::string>>();
   } catch (const Json::exception&) {
     throw fail(ErrorCode::BadMetadata,
-               "metadata 'tersor.kept' or 'tersor.masked' is not of the form that tersor writes");
+               "metadata 'tersor.kept', 'tersor.masked' or 'tersor.folded' is not of the form that tersor writes");
   }
+  for (const auto& [key, indices] : impl.kept) check_kept(impl, key, indices);
 }
 
 double sparsity(const at::Tensor& weight) {
@@ -94,10 +120,6 @@ at::Tensor flushed(const at::Tensor& values) {
   return values.masked_fill(values.abs().lt(smallest), 0.0);
 }
 
-std::string shape_text(at::IntArrayRef shape) {
-  return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
-}
-
 }  // namespace
 
 std::string_view class_name(LayerKind kind) {
@@ -136,7 +158,11 @@ Model::~Model() = default;
 Model Model::load(const std::filesystem::path& path, const LoadOptions& options) {
   const bool checkpoint = sniff(path) == FileKind::safetensors;
   const std::shared_ptr<Impl> impl = checkpoint ? load_checkpoint(path, options) : load_script(path, options);
-  restore(*impl);
+  try {
+    restore(*impl);
+  } catch (Error& error) {
+    throw error.in(escaped(path.string()));
+  }
   return Model(impl);
 }
 
@@ -160,34 +186,40 @@ void Model::assign(const Model& other) {
   impl_->assign(std::move(*other.impl_->clone()));
 }
 
-std::vector<Layer> Model::layers() const {
-  if (!impl_->known_layers) impl_->known_layers = impl_->layers();
-  return *impl_->known_layers;
+namespace {
+
+const std::vector<Layer>& layers_of(const Model::Impl& impl) {
+  if (!impl.known_layers) {
+    impl.known_layers = impl.layers();
+    impl.layer_places.clear();
+    for (std::size_t i = 0; i < impl.known_layers->size(); ++i)
+      impl.layer_places.emplace((*impl.known_layers)[i].name, i);
+  }
+  return *impl.known_layers;
 }
 
+}  // namespace
+
+std::vector<Layer> Model::layers() const { return layers_of(*impl_); }
+
 const Layer& Model::layer(std::string_view name) const {
-  if (!impl_->known_layers) impl_->known_layers = impl_->layers();
+  const std::vector<Layer>& layers = layers_of(*impl_);
+  if (const auto place = impl_->layer_places.find(name); place != impl_->layer_places.end())
+    return layers[place->second];
   std::vector<std::string> names;
-  for (const Layer& layer : *impl_->known_layers) {
-    if (layer.name == name) return layer;
-    names.push_back(layer.name);
-  }
+  for (const Layer& layer : layers) names.push_back(layer.name);
   throw fail(ErrorCode::NoSuchTarget, "the model has no layer '{}'{}", escaped(name), did_you_mean(name, names));
 }
 
 std::vector<std::string> Model::tensor_names() const { return impl_->tensor_names(); }
 
-bool Model::has_tensor(std::string_view name) const {
-  const std::vector<std::string> names = impl_->tensor_names();
-  return std::binary_search(names.begin(), names.end(), name);
-}
+bool Model::has_tensor(std::string_view name) const { return impl_->find_tensor(std::string(name)).has_value(); }
 
 at::Tensor Model::tensor(std::string_view name) const {
-  const std::vector<std::string> names = impl_->tensor_names();
-  check(std::binary_search(names.begin(), names.end(), name), ErrorCode::NoSuchTarget, "the model has no tensor '{}'{}",
-        escaped(name), did_you_mean(name, names));
   const at::NoGradGuard no_grad;
-  return impl_->tensor(std::string(name));
+  if (const auto found = impl_->find_tensor(std::string(name))) return *found;
+  throw fail(ErrorCode::NoSuchTarget, "the model has no tensor '{}'{}", escaped(name),
+             did_you_mean(name, impl_->tensor_names()));
 }
 
 std::int64_t Model::nbytes() const { return impl_->nbytes(); }
@@ -252,7 +284,11 @@ void Model::keep(std::string_view name, std::int64_t dim, const std::vector<std:
                                        at::TensorOptions().dtype(at::kLong).device(at::kCPU));
   std::copy(indices.begin(), indices.end(), chosen.mutable_data_ptr<std::int64_t>());
   for (const std::string& alias : impl_->keep(std::string(name), dim, chosen)) {
-    std::vector<std::int64_t>& kept = impl_->kept[fmt::format("{}:{}", alias, dim)];
+    const std::string key = fmt::format("{}:{}", alias, dim);
+    std::vector<std::int64_t>& kept = impl_->kept[key];
+    check(kept.empty() || static_cast<std::int64_t>(kept.size()) == before.size(dim), ErrorCode::BadMetadata,
+          "'{}' in metadata 'tersor.kept' has {} indices, but the tensor was {}", escaped(key), kept.size(),
+          shape_text(before.sizes()));
     std::vector<std::int64_t> composed;
     composed.reserve(indices.size());
     for (const std::int64_t i : indices) composed.push_back(kept.empty() ? i : kept[static_cast<std::size_t>(i)]);
@@ -283,6 +319,7 @@ void Model::mask(std::string_view name, const at::Tensor& keep) {
         "mask: '{}' is {}; expected a bool mask of that shape, got {} {}", escaped(name), shape_text(before.sizes()),
         c10::toString(keep.scalar_type()), shape_text(keep.sizes()));
   rewrite(name, before.masked_fill(keep.logical_not(), 0.0));
+  impl_->mask(std::string(name), keep);
   const auto place = std::lower_bound(impl_->masked.begin(), impl_->masked.end(), name);
   if (place == impl_->masked.end() || *place != name) impl_->masked.insert(place, std::string(name));
 }
@@ -294,6 +331,14 @@ void Model::quantize_layer(std::string_view name, const LayerQuantization& quant
         "quantize: the weight of '{}' is {}, the codes are for {}", escaped(name), shape_text(layer.shape),
         shape_text(quantization.weight.shape));
   const at::NoGradGuard no_grad;
+  if (backend() == Backend::checkpoint) {  // of whose layers each stands alone, and there may be thousands
+    const std::size_t place = impl_->layer_places.at(layer.name);
+    impl_->quantize_layer(layer, quantization);
+    Layer& known = (*impl_->known_layers)[place];
+    known.quantized = quantization;
+    known.dtype = quantization.weight.dtype;
+    return;
+  }
   impl_->quantize_layer(layer, quantization);
   impl_->known_layers.reset();
   impl_->known_graph.reset();
@@ -311,8 +356,28 @@ void Model::fold_into(std::string_view batch_norm, std::string_view producer, co
         shape_text(weight.sizes()));
   const at::NoGradGuard no_grad;
   impl_->fold_into(norm, target, flushed(weight.detach().to(target.dtype)), flushed(bias.detach().to(target.dtype)));
+  impl_->folded[norm.name] = target.name;
   impl_->known_layers.reset();
   impl_->known_graph.reset();
+}
+
+void dequantize(Model& model) {
+  const at::NoGradGuard no_grad;
+  model.impl_->dequantize_layers();
+  model.impl_->known_layers.reset();
+  model.impl_->known_graph.reset();
+}
+
+Masks Model::masks() const { return impl_->masks(); }
+
+void Model::permanent() {
+  impl_->release_masks();
+  impl_->masked.clear();
+}
+
+void Model::follow(torch::optim::Optimizer& optimizer) {
+  check(backend() == Backend::module, ErrorCode::BadUsage, "follow: only a wrapped module is trained by an optimizer");
+  impl_->follow(optimizer);
 }
 
 void Model::refresh() {
@@ -334,6 +399,7 @@ void Model::save(const std::filesystem::path& path, const SaveOptions& options) 
   metadata["tersor.layers"] = layers.dump();
   if (!impl_->kept.empty()) metadata["tersor.kept"] = Json(impl_->kept).dump();
   if (!impl_->masked.empty()) metadata["tersor.masked"] = Json(impl_->masked).dump();
+  if (!impl_->folded.empty()) metadata["tersor.folded"] = Json(impl_->folded).dump();
   const at::NoGradGuard no_grad;
   impl_->save(path, options, metadata);
 }

@@ -51,12 +51,16 @@ struct PackedWeight {
 };
 std::vector<PackedWeight> packed_weights(const jit::Module& root);
 std::optional<PackedWeight> as_packed(const std::string& attribute, const c10::IValue& value);
+/// The name that the bias of a packed weight goes by: `weight` → `bias`, `in_proj_weight` → `in_proj_bias`, `w` →
+/// `w_bias`.
+std::string bias_beside(const std::string& weight);
 
 /// Full name of the attribute that `value` reads, `a.b.weight`; nothing when it is no chain of attribute reads from
 /// self.
 std::optional<std::string> attribute_path(const jit::Value* value);
 /// What the tree holds under a full name.
 c10::IValue attribute_at(const jit::Module& root, std::string_view path);
+std::optional<c10::IValue> find_attribute(const jit::Module& root, std::string_view path);
 /// The submodule and the attribute's own name.
 std::pair<jit::Module, std::string> owner_of(const jit::Module& root, std::string_view path);
 
@@ -80,7 +84,7 @@ struct LayerCall {
 };
 
 /// The network as it is edited.
-class ScriptModel final : public Model::Impl {
+class ScriptModel : public Model::Impl {
  public:
   explicit ScriptModel(Script script) : script_(std::move(script)) {}
 
@@ -92,7 +96,7 @@ class ScriptModel final : public Model::Impl {
 
   std::vector<Layer> layers() const override;
   std::vector<std::string> tensor_names() const override;
-  at::Tensor tensor(const std::string& name) const override;
+  std::optional<at::Tensor> find_tensor(const std::string& name) const override;
   std::int64_t nbytes() const override;
 
   bool runnable() const override { return true; }
@@ -107,9 +111,17 @@ class ScriptModel final : public Model::Impl {
   std::vector<std::string> keep(const std::string& tensor, std::int64_t dim, const at::Tensor& indices) override;
   void rewrite(const std::string& tensor, const at::Tensor& values) override;
   void quantize_layer(const Layer& layer, const LayerQuantization& quantization) override;
+  void dequantize_layers() override;
 
   void save(const std::filesystem::path& path, const SaveOptions& options,
             const std::map<std::string, std::string>& metadata) const override;
+
+ protected:
+  at::Tensor attribute(const std::string& name) const;
+  void graph_changed();
+  void become_copy();  ///< of its own tensors, after `*this` was copied
+
+  Script script_;
 
  private:
   /// A layer and the operators that use its weight.
@@ -117,16 +129,17 @@ class ScriptModel final : public Model::Impl {
     Layer layer;
     std::vector<LayerCall> calls;
   };
-  std::vector<LayerUse> uses() const;
+  const std::vector<LayerUse>& uses() const;
+  std::vector<LayerUse> find_uses() const;
   std::vector<LayerCall> calls_of(const Layer& layer) const;
-  at::Tensor attribute(const std::string& name) const;
   std::optional<c10::IValue> literal(const jit::Value* value) const;
   bool has_no_bias(const LayerCall& call) const;
-  std::array<c10::IValue, 3> convolution_geometry(const Layer& layer, const LayerCall& call) const;
+  std::string why_float(const Layer& layer, const std::vector<LayerCall>& calls) const;
+  std::optional<std::array<c10::IValue, 3>> convolution_geometry(const Layer& layer, const LayerCall& call,
+                                                                 std::string& why) const;
   jit::Value* read_attribute(std::string_view path);
   void drop_bookkeeping(const std::string& module, const jit::Value* input);
   void drop_unread(const std::vector<std::string>& attributes);
-  void graph_changed();
 
   /// A literal that was set, to be found again when the example has run.
   struct Wish {
@@ -136,10 +149,10 @@ class ScriptModel final : public Model::Impl {
     std::string place;
   };
 
-  Script script_;
   std::vector<Wish> wishes_;
-  mutable std::vector<jit::Node*> origins_;    // of the known graph's nodes
-  mutable std::optional<jit::Module> runner_;  // assembled on demand
+  mutable std::vector<jit::Node*> origins_;            // of the known graph's nodes
+  mutable std::optional<jit::Module> runner_;          // assembled on demand
+  mutable std::optional<std::vector<LayerUse>> uses_;  // found on demand, dropped by every edit of the graph
 };
 
 /// Values of forward's arguments from a flat list of tensors.
@@ -159,8 +172,9 @@ Graph record(const Script& script, const std::vector<at::Tensor>& inputs, std::v
 
 /// Every node of a graph, blocks included, in order.
 std::vector<jit::Node*> all_nodes(jit::Block* block);
-/// A tersor operator or class in stock operators: Lowering::aten.
-void lower_to_aten(Script& script);
+/// Tersor operators and classes in stock operators: Lowering::aten. With an example, VerificationFailed when a layer
+/// does not compute the same there.
+void lower_to_aten(Script& script, const std::vector<at::Tensor>& example);
 /// First line of an exception's text.
 std::string first_line(const std::exception& error);
 

@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/jit/ir/constants.h>
-#include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/custom_class.h>
 
 #include "script.hpp"
@@ -71,6 +70,47 @@ bool only_checks(jit::Block* block, const std::string& module) {
   return true;
 }
 
+/// The node and what stands in its blocks.
+std::set<jit::Node*> with_blocks(jit::Node* node) {
+  std::set<jit::Node*> all{node};
+  for (jit::Block* block : node->blocks())
+    for (jit::Node* inner : all_nodes(block)) all.insert(inner);
+  return all;
+}
+
+bool is_pure(const std::set<jit::Node*>& nodes) {
+  return std::none_of(nodes.begin(), nodes.end(), [](jit::Node* node) {
+    const c10::FunctionSchema* schema = node->maybeSchema();
+    return node->kind() == c10::prim::Param || node->hasSideEffects() || (schema && schema->is_mutable());
+  });
+}
+
+/// Destroys nodes, readers before what they read, and then whatever only they read.
+void destroy(const std::vector<jit::Node*>& nodes) {
+  std::set<jit::Node*> candidates;
+  const auto destroy_one = [&](jit::Node* node) {
+    const std::set<jit::Node*> gone = with_blocks(node);
+    for (jit::Node* one : gone)
+      for (jit::Value* input : one->inputs()) candidates.insert(input->node());
+    for (jit::Node* one : gone)
+      for (jit::Block* block : one->blocks())
+        for (jit::Value* output : block->outputs()) candidates.insert(output->node());
+    for (jit::Node* one : gone) {
+      candidates.erase(one);
+      for (jit::Block* block : one->blocks()) candidates.erase(block->param_node());
+    }
+    node->destroy();
+  };
+  for (jit::Node* node : nodes) destroy_one(node);
+  while (!candidates.empty()) {
+    jit::Node* node = *candidates.begin();
+    candidates.erase(candidates.begin());
+    const bool read = std::any_of(node->outputs().begin(), node->outputs().end(),
+                                  [](const jit::Value* output) { return output->hasUses(); });
+    if (!read && is_pure(with_blocks(node))) destroy_one(node);
+  }
+}
+
 std::vector<c10::IValue> items(const c10::IValue& value) {
   std::vector<c10::IValue> items;
   for (const c10::IValue& item : value.toList()) items.push_back(item);
@@ -91,6 +131,7 @@ std::vector<std::string> ScriptModel::keep(const std::string& name, std::int64_t
   }
   // Every handle, in lists of tensors too, sees the new values.
   tensor.set_data(tensor.detach().index_select(dim, indices));
+  uses_.reset();
   return names;
 }
 
@@ -147,8 +188,10 @@ void ScriptModel::refresh() {
   known_graph = std::move(graph);
 }
 
-/// A convolution's stride, padding and dilation as numbers. `same` and `valid` become numbers too.
-std::array<c10::IValue, 3> ScriptModel::convolution_geometry(const Layer& layer, const LayerCall& call) const {
+/// A convolution's stride, padding and dilation as numbers. `same` and `valid` become numbers too. Nothing, and `why`,
+/// when they are not the same for every input or our operators cannot take them.
+std::optional<std::array<c10::IValue, 3>> ScriptModel::convolution_geometry(const Layer& layer, const LayerCall& call,
+                                                                            std::string& why) const {
   const auto dims = layer.shape.size() - 2;
   const auto numbers = [&](jit::Value* value) {
     std::vector<std::int64_t> list;
@@ -158,22 +201,49 @@ std::array<c10::IValue, 3> ScriptModel::convolution_geometry(const Layer& layer,
       for (const jit::Value* element : value->node()->inputs())
         if (const auto number = literal(element); number && number->isInt()) list.push_back(number->toInt());
     }
-    check(list.size() == dims, ErrorCode::UnsupportedLayer,
-          "the stride, padding or dilation of layer '{}' is computed while the network runs", escaped(layer.name));
+    if (list.size() != dims) why = "its stride, padding or dilation is computed while the network runs";
     return list;
   };
   const std::vector<std::int64_t> stride = numbers(call.node->input(3));
   const std::vector<std::int64_t> dilation = numbers(call.node->input(5));
   const auto word = jit::toIValue(call.node->input(4));
-  if (!word || !word->isString()) return {stride, numbers(call.node->input(4)), dilation};
-  std::vector<std::int64_t> padding(dims, 0);
-  for (std::size_t i = 0; i < dims && word->toStringRef() == "same"; ++i) {
+  const bool named = word && word->isString();
+  std::vector<std::int64_t> padding = named ? std::vector<std::int64_t>(dims, 0) : numbers(call.node->input(4));
+  if (!why.empty()) return std::nullopt;
+  for (std::size_t i = 0; i < dims && named && word->toStringRef() == "same"; ++i) {
     const std::int64_t all = dilation[i] * (layer.shape[i + 2] - 1);
-    check(all % 2 == 0, ErrorCode::UnsupportedLayer,
-          "layer '{}' pads its two sides differently (padding 'same', an even kernel)", escaped(layer.name));
+    if (all % 2 != 0) {
+      why = "it pads its two sides differently (padding 'same', an even kernel)";
+      return std::nullopt;
+    }
     padding[i] = all / 2;
   }
-  return {stride, padding, dilation};
+  return std::array<c10::IValue, 3>{stride, padding, dilation};
+}
+
+/// Why the weight of a layer cannot become codes; empty when it can.
+std::string ScriptModel::why_float(const Layer& layer, const std::vector<LayerCall>& calls) const {
+  const bool matrix = layer.kind == LayerKind::linear || layer.kind == LayerKind::embedding;
+  if (layer.quantized || !(matrix || layer.kind == LayerKind::conv1d || layer.kind == LayerKind::conv2d)) return {};
+  if (matrix && layer.shape.size() != 2) return "its weight is no matrix";
+  const LayerCall& first = calls.front();
+  for (const LayerCall& call : calls) {
+    if (call.bias_key != first.bias_key) return "its weight is used with two different biases";
+    if (call.bias_name.empty() && !has_no_bias(call)) return "its bias is computed and not a parameter";
+    std::string why;
+    if (!matrix && !convolution_geometry(layer, call, why)) return why;
+  }
+  if (!first.bias_name.empty() && attribute(first.bias_name).sizes() != at::IntArrayRef(layer.shape.front()))
+    return "its bias does not hold one number for each output";
+  // Names by which a packed weight and its bias are found again.
+  const auto [owner, weight] = owner_of(script_.root, layer.weight);
+  const std::string bias = bias_beside(weight);
+  const bool own_bias = !first.bias_name.empty() && owner_of(script_.root, first.bias_name).second == bias;
+  for (const std::string& name : {weight + "_packed", first.bias_name.empty() || own_bias ? std::string() : bias})
+    if (!name.empty() && (owner.hasattr(name) || owner.type()->hasConstant(name)))
+      return fmt::format("its module has an attribute '{}' already, which is how its codes would be named",
+                         escaped(name));
+  return {};
 }
 
 /// The value of a literal: a constant or a plain attribute.
@@ -214,15 +284,16 @@ void ScriptModel::drop_bookkeeping(const std::string& module, const jit::Value* 
         only_checks(node->blocks()[0], module) && only_checks(node->blocks()[1], module))
       gone.insert(node);
   }
-  for (jit::Node* node : gone) node->destroy();
+  destroy({gone.begin(), gone.end()});
 }
 
 /// Removes attributes that forward does not read any more.
 void ScriptModel::drop_unread(const std::vector<std::string>& attributes) {
-  jit::EliminateDeadCode(script_.graph);
+  std::set<std::string> own_names;
+  for (const std::string& path : attributes) own_names.insert(path.substr(path.rfind('.') + 1));
   std::set<std::pair<const c10::ivalue::Object*, std::string>> read;
   for (jit::Node* node : all_nodes(script_.graph->block())) {
-    if (node->kind() != c10::prim::GetAttr) continue;
+    if (node->kind() != c10::prim::GetAttr || !own_names.contains(node->s(c10::attr::name))) continue;
     const auto path = attribute_path(node->output());
     if (!path) continue;
     const auto [owner, name] = owner_of(script_.root, *path);
@@ -237,21 +308,19 @@ void ScriptModel::drop_unread(const std::vector<std::string>& attributes) {
 }
 
 void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& quantization) {
-  const bool linear = layer.kind == LayerKind::linear;
-  check(linear || layer.kind == LayerKind::conv1d || layer.kind == LayerKind::conv2d, ErrorCode::UnsupportedLayer,
-        "layer '{}' is a {}; only Linear, Conv1d and Conv2d can be quantized", escaped(layer.name),
+  const bool linear = layer.kind == LayerKind::linear, embedding = layer.kind == LayerKind::embedding;
+  const bool conv = layer.kind == LayerKind::conv1d || layer.kind == LayerKind::conv2d;
+  check(linear || conv || embedding, ErrorCode::UnsupportedLayer,
+        "layer '{}' is a {}; only Linear, Conv1d, Conv2d and Embedding can be quantized", escaped(layer.name),
         class_name(layer.kind));
   const std::vector<LayerCall> calls = calls_of(layer);
   const std::string bias_name = calls.front().bias_name;
   // Nothing may have changed when a call turns out to be unsupported.
+  std::string why = why_float(layer, calls);
+  check(why.empty(), ErrorCode::UnsupportedLayer, "layer '{}' cannot be quantized: {}", escaped(layer.name), why);
   std::vector<std::array<c10::IValue, 3>> geometry;
-  for (const LayerCall& call : calls) {
-    check(call.bias_key == calls.front().bias_key, ErrorCode::UnsupportedLayer,
-          "layer '{}' is used with two different biases", escaped(layer.name));
-    check(!bias_name.empty() || has_no_bias(call), ErrorCode::UnsupportedLayer,
-          "the bias of layer '{}' is computed and not a parameter", escaped(layer.name));
-    if (!linear) geometry.push_back(convolution_geometry(layer, call));
-  }
+  if (conv)
+    for (const LayerCall& call : calls) geometry.push_back(convolution_geometry(layer, call, why).value());
   std::optional<at::Tensor> bias;
   if (!bias_name.empty()) bias = attribute(bias_name).detach().clone();
 
@@ -259,7 +328,8 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
   const std::string packed_path = layer.weight + "_packed";
   const auto [owner, packed_name] = owner_of(script_.root, packed_path);
   const c10::IValue packed = linear ? c10::IValue(c10::make_intrusive<PackedLinear>(quantization, bias))
-                                    : c10::IValue(c10::make_intrusive<PackedConv>(quantization.weight, bias));
+                             : conv ? c10::IValue(c10::make_intrusive<PackedConv>(quantization.weight, bias))
+                                    : c10::IValue(c10::make_intrusive<PackedEmbedding>(quantization.weight));
   owner.type()->addAttribute(packed_name, packed.type());
   owner._ivalue()->setAttr(packed_name, packed);
 
@@ -276,16 +346,60 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
 
     const jit::WithInsertPoint here(replaced.back());
     std::vector<jit::Value*> inputs{call.input(), read_attribute(packed_path)};
-    if (!linear) {
+    if (conv) {
       for (const c10::IValue& numbers : geometry[i]) inputs.push_back(script_.graph->insertConstant(numbers));
       inputs.push_back(call.groups);
     }
-    const char* op = !linear ? "tersor::conv" : relu ? "tersor::linear_relu" : "tersor::linear";
+    const char* op = conv        ? "tersor::conv"
+                     : embedding ? "tersor::embedding"
+                     : relu      ? "tersor::linear_relu"
+                                 : "tersor::linear";
     jit::Node* node = script_.graph->insertNode(script_.graph->create(c10::Symbol::fromQualString(op), inputs));
     node->output()->setType(c10::TensorType::get());
     node->copyMetadata(call.node);
     replaced.back()->output()->replaceAllUsesWith(node->output());
-    for (auto old = replaced.rbegin(); old != replaced.rend(); ++old) (*old)->destroy();
+    destroy({replaced.rbegin(), replaced.rend()});
+  }
+  drop_unread(unread);
+  graph_changed();
+}
+
+void ScriptModel::dequantize_layers() {
+  for (const PackedWeight& packed : packed_weights(script_.root)) {
+    const auto [owner, weight_name] = owner_of(script_.root, packed.weight);
+    const auto add = [&owner = owner](const std::string& name, const at::Tensor& values) {
+      if (owner.hasattr(name)) return;
+      owner.type()->addAttribute(name, c10::TensorType::get(), /*is_parameter=*/true);
+      owner._ivalue()->setAttr(name, values);
+    };
+    add(weight_name, dequantize(packed.quantization.weight));
+    if (packed.bias_values) add(owner_of(script_.root, packed.bias).second, packed.bias_values->clone());
+  }
+  std::vector<std::string> unread;
+  for (jit::Node* node : all_nodes(script_.graph->block())) {
+    const std::string op = node->kind().toQualString();
+    if (!op.starts_with("tersor::")) continue;
+    const std::string path = *attribute_path(node->input(1));
+    const PackedWeight packed = *as_packed(path, attribute_at(script_.root, path));
+    unread.push_back(path);
+
+    const jit::WithInsertPoint here(node);
+    jit::Graph& graph = *script_.graph;
+    jit::Value* weight = read_attribute(packed.weight);
+    jit::Value* bias = packed.bias_values ? read_attribute(packed.bias) : graph.insertConstant(c10::IValue());
+    jit::Value* x = node->input(0);
+    jit::Value* y = nullptr;
+    if (op == "tersor::conv") {
+      const auto conv = packed.quantization.weight.shape.size() == 3 ? c10::aten::conv1d : c10::aten::conv2d;
+      y = graph.insert(conv, {x, weight, bias, node->input(2), node->input(3), node->input(4), node->input(5)});
+    } else if (op == "tersor::embedding") {
+      y = graph.insert(c10::aten::embedding, {weight, x});
+    } else {
+      y = graph.insert(c10::aten::linear, {x, weight, bias});
+      if (op == "tersor::linear_relu") y = graph.insert(c10::aten::relu, {y});
+    }
+    node->output()->replaceAllUsesWith(y);
+    destroy({node});
   }
   drop_unread(unread);
   graph_changed();
@@ -298,6 +412,10 @@ void ScriptModel::fold_into(const Layer& batch_norm, const Layer& producer, cons
   const std::string bias_name = producer.bias.empty() ? producer.name + ".bias" : producer.bias;
   check(!producer.quantized, ErrorCode::UnsupportedLayer, "layer '{}' is quantized; fold before quantization",
         escaped(producer.name));
+  for (const LayerCall& call : producers)
+    check(call.bias_name.empty() ? producer.bias.empty() && has_no_bias(call) : call.bias_name == producer.bias,
+          ErrorCode::UnsupportedLayer, "the bias of layer '{}' is computed, or not the same in every call",
+          escaped(producer.name));
 
   if (producer.bias.empty()) {
     check(producer.weight == producer.name + ".weight", ErrorCode::UnsupportedLayer,
@@ -328,7 +446,7 @@ void ScriptModel::fold_into(const Layer& batch_norm, const Layer& producer, cons
   for (const LayerCall& norm : norms) {
     jit::Value* input = norm.input();
     norm.output->replaceAllUsesWith(input);
-    norm.node->destroy();
+    destroy({norm.node});
     drop_bookkeeping(batch_norm.name, input);
   }
   std::vector<std::string> attributes;

@@ -42,11 +42,56 @@ bool reads_only_shape(const jit::Node* node) {
                                                         "prim::is_sparse",
                                                         "prim::is_quantized",
                                                         "prim::is_meta",
+                                                        "prim::is_nested",
                                                         "aten::len",
                                                         "aten::__is__",
                                                         "aten::__isnot__",
                                                         "prim::isinstance"};
   return ops.contains(node->kind().toQualString());
+}
+
+/// Does the value depend on the sizes of the network's inputs, or on what they hold? Their types and numbers of
+/// dimensions are taken to be those of the example.
+class SizeDependence {
+ public:
+  bool operator()(const jit::Value* value) {
+    const auto [known, fresh] = known_.try_emplace(value, false);  // false while a loop is followed round
+    if (!fresh) return known->second;
+    const bool depends = follow(value);
+    known_[value] = depends;
+    return depends;
+  }
+
+ private:
+  bool follow(const jit::Value* value) {
+    static const std::unordered_set<std::string_view> fixed{
+        "aten::dim",     "aten::is_floating_point", "aten::is_complex", "aten::get_device",    "prim::dtype",
+        "prim::device",  "prim::is_cuda",           "prim::is_cpu",     "prim::requires_grad", "prim::layout",
+        "prim::is_meta", "prim::is_quantized",      "prim::is_sparse",  "prim::is_nested",     "prim::isinstance",
+        "aten::__is__",  "aten::__isnot__"};
+    const jit::Node* node = value->node();
+    const auto any = [&](const auto& values) {
+      return std::any_of(values.begin(), values.end(), [&](const jit::Value* one) { return (*this)(one); });
+    };
+    if (node->kind() == c10::prim::Param) {
+      const jit::Node* owner = node->owningBlock()->owningNode();
+      return owner ? any(owner->inputs()) || any(owner->blocks()[0]->outputs())
+                   : value != node->owningGraph()->inputs().front();
+    }
+    if (node->kind() == c10::prim::GetAttr || fixed.contains(node->kind().toQualString())) return false;
+    const c10::FunctionSchema* schema = node->maybeSchema();
+    if (node->kind() == c10::aten::len && schema && schema->overload_name() != "Tensor") return false;
+    if (any(node->inputs())) return true;
+    return std::any_of(node->blocks().begin(), node->blocks().end(),
+                       [&](const jit::Block* block) { return any(block->outputs()); });
+  }
+
+  std::unordered_map<const jit::Value*, bool> known_;
+};
+
+bool only_raises(const jit::Block* block) {
+  return std::any_of(block->nodes().begin(), block->nodes().end(),
+                     [](const jit::Node* node) { return node->kind() == c10::prim::RaiseException; });
 }
 
 /// `block.1` where the node came from a submodule's own forward.
@@ -76,7 +121,10 @@ class Watcher {
   virtual void operation(jit::Node*, const std::vector<IValue>& /*inputs*/, const std::vector<IValue>& /*outputs*/,
                          bool /*depends*/) {}
   virtual void branch(jit::Node*) {}  ///< an If or Loop whose course depends on the values of tensors
-  virtual void done(jit::Node*) {}    ///< every node, after its outputs are known
+  /// An If or Loop whose course depends on sizes of the inputs: what the way not taken reads, and what came out of the
+  /// way taken.
+  virtual void other_course(jit::Node*, const std::vector<IValue>& /*values*/) {}
+  virtual void done(jit::Node*) {}  ///< every node, after its outputs are known
 };
 
 /// Runs a graph without calls node by node, on today's attributes.
@@ -168,8 +216,11 @@ class Interpreter {
       }
       case c10::prim::Uninitialized:
         return set(node->output(), IValue::uninitialized(), false);
+      case c10::prim::RaiseException:
+        throw fail(ErrorCode::UnsupportedGraph, "the network raises an exception: {}",
+                   escaped(value(node->input(0)).toStringRef()));
       case c10::prim::SetAttr:
-        throw fail(ErrorCode::UnsupportedGraph, "forward changes the network's own attribute '{}'",
+        throw fail(ErrorCode::UnsupportedModel, "forward changes the network's own attribute '{}'",
                    escaped(node->s(c10::attr::name)));
       default:
         return operation(node);
@@ -177,12 +228,40 @@ class Interpreter {
   }
 
   void branch(jit::Node* node) {
-    if (from_data_.contains(node->input())) watcher_.branch(node);
-    jit::Block* taken = node->blocks()[value(node->input()).toBool() ? 0 : 1];
+    const bool from_data = from_data_.contains(node->input());
+    if (from_data) watcher_.branch(node);
+    const std::size_t way = value(node->input()).toBool() ? 0 : 1;
+    jit::Block* taken = node->blocks()[way];
     run(taken);
     for (std::size_t i = 0; i < node->outputs().size(); ++i)
-      set(node->output(i), value(taken->outputs()[i]),
-          from_data_.contains(node->input()) || from_data_.contains(taken->outputs()[i]));
+      set(node->output(i), value(taken->outputs()[i]), from_data || from_data_.contains(taken->outputs()[i]));
+    if (!from_data && depends_on_sizes_(node->input())) other_course(node, node->blocks()[1 - way]);
+  }
+
+  /// The values that a block which did not run reads from outside, and the outputs of its node.
+  void other_course(jit::Node* node, jit::Block* block) {
+    if (only_raises(block)) return;
+    std::vector<IValue> values;
+    read_by(block, values);
+    for (const jit::Value* output : node->outputs()) values.push_back(value(output));
+    watcher_.other_course(node, values);
+  }
+
+  void read_by(const jit::Block* block, std::vector<IValue>& values) const {
+    if (only_raises(block)) return;
+    const auto read = [&](const jit::Value* one) {
+      const auto path = attribute_path(one);
+      if (path)
+        values.push_back(attribute_at(script_.root, *path));
+      else if (const auto known = values_.find(one); known != values_.end())
+        values.push_back(known->second);
+    };
+    for (const jit::Node* node : block->nodes()) {
+      if (node->kind() != c10::prim::GetAttr)
+        for (const jit::Value* input : node->inputs()) read(input);
+      for (const jit::Block* inner : node->blocks()) read_by(inner, values);
+    }
+    for (const jit::Value* output : block->outputs()) read(output);
   }
 
   void loop(jit::Node* node) {
@@ -192,6 +271,7 @@ class Interpreter {
     bool from_data = from_data_.contains(node->input(0)) || from_data_.contains(node->input(1));
     for (std::size_t i = 1; i < body->inputs().size(); ++i)
       set(body->inputs()[i], value(node->input(i + 1)), from_data_.contains(node->input(i + 1)));
+    const bool ran = most > 0 && go_on;
     for (std::int64_t trip = 0; trip < most && go_on; ++trip) {
       set(body->inputs()[0], trip, false);
       run(body);
@@ -205,11 +285,15 @@ class Interpreter {
     if (from_data) watcher_.branch(node);
     for (std::size_t i = 0; i < node->outputs().size(); ++i)
       set(node->output(i), value(body->inputs()[i + 1]), from_data || from_data_.contains(body->inputs()[i + 1]));
+    if (!ran && !from_data && (depends_on_sizes_(node->input(0)) || depends_on_sizes_(node->input(1))))
+      other_course(node, body);
   }
 
   void operation(jit::Node* node) {
     const std::vector<IValue> in = inputs(node);
     jit::Stack stack = in;
+    if (const c10::FunctionSchema* schema = node->maybeSchema(); schema && schema->is_vararg())
+      stack.emplace_back(static_cast<std::int64_t>(in.size()));
     try {
       if (node->getOperator().hasOperation()) {
         node->getOperation()(stack);
@@ -255,6 +339,7 @@ class Interpreter {
   Watcher& watcher_;
   std::unordered_map<const jit::Value*, IValue> values_;
   std::unordered_set<const jit::Value*> from_data_;  // computed from the values of the network's inputs
+  SizeDependence depends_on_sizes_;
 };
 
 class HookWatcher final : public Watcher {
@@ -285,6 +370,10 @@ class Recorder final : public Watcher {
     for (const IValue& input : inputs) flatten(input, in);
     for (const IValue& output : outputs) flatten(output, out);
     const std::vector<at::Tensor> written = written_tensors(node, inputs);
+    for (const at::Tensor& tensor : written)
+      if (const auto own = names_.find(tensor.unsafeGetTensorImpl()); own != names_.end())
+        throw fail(ErrorCode::UnsupportedModel, "forward changes the network's own attribute '{}'",
+                   escaped(own->second));
     const auto is_input = [&](const at::Tensor& tensor) {
       return std::any_of(in.begin(), in.end(), [&](const at::Tensor& one) { return one.is_same(tensor); });
     };
@@ -305,6 +394,12 @@ class Recorder final : public Watcher {
   }
 
   void branch(jit::Node* node) override { graph.data_dependent.push_back(place_of(node)); }
+
+  void other_course(jit::Node* node, const std::vector<IValue>& values) override {
+    std::vector<at::Tensor> tensors;
+    for (const IValue& value : values) flatten(value, tensors);
+    for (const at::Tensor& tensor : tensors) graph.other_courses.emplace(id(tensor), place_of(node));
+  }
 
   /// The value that a tensor is now.
   ValueId id(const at::Tensor& tensor) {

@@ -18,7 +18,7 @@ struct LayerRule {
   int input, weight, bias, groups;
 };
 
-constexpr std::array<LayerRule, 23> layer_rules{{{"aten::linear", LayerKind::linear, 0, 1, 2, -1},
+constexpr std::array<LayerRule, 24> layer_rules{{{"aten::linear", LayerKind::linear, 0, 1, 2, -1},
                                                  {"aten::addmm", LayerKind::linear, 1, 2, 0, -1},
                                                  {"aten::matmul", LayerKind::linear, 0, 1, -1, -1},
                                                  {"aten::mm", LayerKind::linear, 0, 1, -1, -1},
@@ -32,7 +32,7 @@ constexpr std::array<LayerRule, 23> layer_rules{{{"aten::linear", LayerKind::lin
                                                  {"aten::conv_transpose3d", LayerKind::conv_transpose, 0, 1, 2, 6},
                                                  {"aten::batch_norm", LayerKind::batch_norm, 0, 1, 2, -1},
                                                  {"aten::layer_norm", LayerKind::layer_norm, 0, 2, 3, -1},
-                                                 {"aten::group_norm", LayerKind::group_norm, 0, 2, 3, -1},
+                                                 {"aten::group_norm", LayerKind::group_norm, 0, 2, 3, 1},
                                                  {"aten::embedding", LayerKind::embedding, 1, 0, -1, -1},
                                                  {"aten::lstm", LayerKind::recurrent, 0, 2, -1, -1},
                                                  {"aten::gru", LayerKind::recurrent, 0, 2, -1, -1},
@@ -40,7 +40,8 @@ constexpr std::array<LayerRule, 23> layer_rules{{{"aten::linear", LayerKind::lin
                                                  {"aten::rnn_relu", LayerKind::recurrent, 0, 2, -1, -1},
                                                  {"tersor::linear", LayerKind::linear, 0, 1, -1, -1},
                                                  {"tersor::linear_relu", LayerKind::linear, 0, 1, -1, -1},
-                                                 {"tersor::conv", LayerKind::other, 0, 1, -1, 5}}};
+                                                 {"tersor::conv", LayerKind::other, 0, 1, -1, 5},
+                                                 {"tersor::embedding", LayerKind::embedding, 0, 1, -1, -1}}};
 
 bool is_int(const jit::Value* value, std::int64_t a, std::int64_t b) {
   const auto constant = jit::toIValue(value);
@@ -154,9 +155,14 @@ std::optional<LayerCall> layer_call(const jit::Module& root, const Names& names,
   call.weight_name = weight->name;
   call.weight_key = weight->first;
   if (op == "aten::matmul" || op == "aten::mm") {
-    if (jit::Node* addition = bias_addition(call.output); addition && parameter(root, names, addition->input(1))) {
-      call.bias = addition->input(1);
-      call.output = addition->output();
+    // What is added is a bias only as one number for each output.
+    jit::Node* addition = bias_addition(call.output);
+    if (const auto bias = addition ? parameter(root, names, addition->input(1)) : std::nullopt) {
+      const std::int64_t outputs = attribute_at(root, call.weight_key).toTensor().size(0);
+      if (attribute_at(root, bias->first).toTensor().sizes() == at::IntArrayRef(outputs)) {
+        call.bias = addition->input(1);
+        call.output = addition->output();
+      }
     }
   }
   if (call.bias)
@@ -173,44 +179,6 @@ std::optional<LayerCall> layer_call(const jit::Module& root, const Names& names,
   return call;
 }
 
-constexpr std::array<std::string_view, 55> follows_element_wise{
-    "aten::relu",     "aten::relu_",     "aten::relu6",       "aten::gelu",        "aten::silu",
-    "aten::sigmoid",  "aten::tanh",      "aten::softmax",     "aten::log_softmax", "aten::logsigmoid",
-    "aten::hardtanh", "aten::hardswish", "aten::hardsigmoid", "aten::leaky_relu",  "aten::elu",
-    "aten::mish",     "aten::exp",       "aten::log",         "aten::abs",         "aten::neg",
-    "aten::sqrt",     "aten::pow",       "aten::clamp",       "aten::clamp_min",   "aten::add",
-    "aten::add_",     "aten::sub",       "aten::sub_",        "aten::rsub",        "aten::mul",
-    "aten::mul_",     "aten::div",       "aten::div_",        "aten::dropout",     "aten::view",
-    "aten::reshape",  "aten::flatten",   "aten::unflatten",   "aten::squeeze",     "aten::unsqueeze",
-    "aten::permute",  "aten::transpose", "aten::t",           "aten::contiguous",  "aten::cat",
-    "aten::stack",    "aten::select",    "aten::slice",       "aten::chunk",       "aten::split",
-    "aten::to",       "aten::detach",    "aten::alias",       "aten::expand",      "aten::type_as"};
-
-/// Does the value reach an output of the network through element-wise and shape operators only?
-bool reaches_output(const jit::Value* value, std::set<const jit::Value*>& seen) {
-  if (!seen.insert(value).second) return false;
-  const auto any_output = [&](const jit::Node* node) {
-    return std::any_of(node->outputs().begin(), node->outputs().end(),
-                       [&](const jit::Value* output) { return reaches_output(output, seen); });
-  };
-  for (const jit::Use& use : value->uses()) {
-    const jit::Node* user = use.user;
-    if (user->kind() == c10::prim::Return) {
-      const jit::Block* block = user->owningBlock();
-      if (block == block->owningGraph()->block()) return true;
-      const jit::Node* owner = block->owningNode();
-      if (owner->kind() == c10::prim::If && reaches_output(owner->output(use.offset), seen)) return true;
-      continue;
-    }
-    const std::string_view op = user->kind().toQualString();
-    const bool structure = user->kind().is_prim() && user->kind() != c10::prim::If && user->kind() != c10::prim::Loop;
-    if (structure || op == "aten::__getitem__" ||
-        std::find(follows_element_wise.begin(), follows_element_wise.end(), op) != follows_element_wise.end())
-      if (any_output(user)) return true;
-  }
-  return false;
-}
-
 /// `block.1.weight` → `block.1`; a bare parameter keeps its whole name.
 std::string layer_name(const std::string& weight, LayerKind kind) {
   const std::size_t dot = weight.rfind('.');
@@ -221,19 +189,29 @@ std::string layer_name(const std::string& weight, LayerKind kind) {
 
 }  // namespace
 
-std::vector<jit::Node*> all_nodes(jit::Block* block) {
-  std::vector<jit::Node*> nodes;
+namespace {
+
+void collect(jit::Block* block, std::vector<jit::Node*>& nodes) {
   for (jit::Node* node : block->nodes()) {
     nodes.push_back(node);
-    for (jit::Block* inner : node->blocks()) {
-      const std::vector<jit::Node*> more = all_nodes(inner);
-      nodes.insert(nodes.end(), more.begin(), more.end());
-    }
+    for (jit::Block* inner : node->blocks()) collect(inner, nodes);
   }
+}
+
+}  // namespace
+
+std::vector<jit::Node*> all_nodes(jit::Block* block) {
+  std::vector<jit::Node*> nodes;
+  collect(block, nodes);
   return nodes;
 }
 
-std::vector<ScriptModel::LayerUse> ScriptModel::uses() const {
+const std::vector<ScriptModel::LayerUse>& ScriptModel::uses() const {
+  if (!uses_) uses_ = find_uses();
+  return *uses_;
+}
+
+std::vector<ScriptModel::LayerUse> ScriptModel::find_uses() const {
   const Names names = tensor_names_of(script_.root);
   std::vector<LayerCall> calls;
   std::set<std::string> embeddings;
@@ -243,33 +221,31 @@ std::vector<ScriptModel::LayerUse> ScriptModel::uses() const {
     if (!call) continue;
     if (call->kind == LayerKind::embedding) {
       embeddings.insert(call->weight_key);
-      vocabularies.insert(attribute(call->weight_name).size(0));
+      vocabularies.insert(call->quantization ? call->quantization->weight.rows()
+                                             : attribute(call->weight_name).size(0));
     }
     calls.push_back(std::move(*call));
   }
 
   std::vector<LayerUse> uses;
+  std::map<std::pair<std::string, LayerKind>, std::size_t> places;  // by the weight's key
+  std::set<std::string> taken;
   for (LayerCall& call : calls) {
-    auto known = std::find_if(uses.begin(), uses.end(), [&](const LayerUse& use) {
-      return use.calls.front().weight_key == call.weight_key && use.layer.kind == call.kind;
-    });
-    if (known == uses.end()) {
+    const auto [place, first_call] = places.try_emplace({call.weight_key, call.kind}, uses.size());
+    if (first_call) {
       Layer layer;
       layer.kind = call.kind;
       layer.weight = call.weight_name;
       layer.bias = call.bias_name;
       layer.name = layer_name(call.weight_name, call.kind);
-      const auto taken = [&](const std::string& name) {
-        return std::any_of(uses.begin(), uses.end(), [&](const LayerUse& use) { return use.layer.name == name; });
-      };
       // A trace reads a tied weight by one name only; the other layer is still there under its own.
       if (const auto aliases = names.aliases.find(call.weight_key); aliases != names.aliases.end())
         for (const std::string& alias : aliases->second)
-          if (taken(layer.name) && !taken(layer_name(alias, call.kind))) {
+          if (taken.contains(layer.name) && !taken.contains(layer_name(alias, call.kind))) {
             layer.weight = alias;
             layer.name = layer_name(alias, call.kind);
           }
-      if (taken(layer.name)) layer.name += fmt::format(":{}", class_name(layer.kind));
+      if (taken.contains(layer.name)) layer.name += fmt::format(":{}", class_name(layer.kind));
       layer.quantized = call.quantization;
       if (layer.quantized) {
         layer.shape = layer.quantized->weight.shape;
@@ -286,24 +262,24 @@ std::vector<ScriptModel::LayerUse> ScriptModel::uses() const {
         layer.is_head = name == "lm_head" || name.ends_with(".lm_head") || embeddings.contains(call.weight_key) ||
                         vocabularies.contains(layer.shape.front());
       }
-      known = uses.insert(uses.end(), {std::move(layer), {}});
+      taken.insert(layer.name);
+      uses.push_back({std::move(layer), {}});
     }
-    std::set<const jit::Value*> seen;
-    if (reaches_output(call.output, seen)) known->layer.output_is_model_output = true;
-    known->calls.push_back(std::move(call));
+    uses[place->second].calls.push_back(std::move(call));
   }
+  for (LayerUse& use : uses) use.layer.float_only = why_float(use.layer, use.calls);
   return uses;
 }
 
 std::vector<LayerCall> ScriptModel::calls_of(const Layer& layer) const {
-  for (LayerUse& use : uses())
-    if (use.layer.name == layer.name) return std::move(use.calls);
+  for (const LayerUse& use : uses())
+    if (use.layer.name == layer.name) return use.calls;
   throw fail(ErrorCode::NoSuchTarget, "the model has no layer '{}'", escaped(layer.name));
 }
 
 std::vector<Layer> ScriptModel::layers() const {
   std::vector<Layer> layers;
-  for (LayerUse& use : uses()) layers.push_back(std::move(use.layer));
+  for (const LayerUse& use : uses()) layers.push_back(use.layer);
   return layers;
 }
 

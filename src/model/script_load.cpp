@@ -84,13 +84,17 @@ void remember_training(const jit::Module& module, const std::string& path, std::
 }  // namespace
 
 std::string first_line(const std::exception& error) {
-  // TorchScript puts the operator's own message last, after "RuntimeError: ".
+  // TorchScript puts the message of the operator or of `raise` last, after "RuntimeError: ", "builtins.ValueError: ", …
+  constexpr std::string_view mark = "Error: ";
   std::string text = error.what();
-  if (const std::size_t last = text.rfind("RuntimeError: "); last != std::string::npos) text = text.substr(last + 14);
+  if (const std::size_t last = text.rfind(mark); last != std::string::npos) text = text.substr(last + mark.size());
+  text.erase(0, text.find_first_not_of(" \n"));
   return text.substr(0, text.find('\n'));
 }
 
-std::shared_ptr<Model::Impl> load_script(const std::filesystem::path& path, const LoadOptions&) {
+std::shared_ptr<Model::Impl> load_script(const std::filesystem::path& path, const LoadOptions& options) {
+  check(options.follow_symlinks || !std::filesystem::is_symlink(path), ErrorCode::NotRegularFile,
+        "'{}' is a symbolic link, and following them was not allowed", escaped(path.string()));
   scan_torchscript(path);
   const at::NoGradGuard no_grad;
   jit::ExtraFilesMap extra;

@@ -11,12 +11,16 @@ namespace tersor {
 
 std::shared_ptr<Model::Impl> ScriptModel::clone() const {
   auto copy = std::make_shared<ScriptModel>(*this);
-  copy->script_ = rebuild(script_, true);
-  copy->wishes_.clear();
-  copy->origins_.clear();
-  copy->runner_.reset();
-  copy->known_graph.reset();
+  copy->become_copy();
   return copy;
+}
+
+void ScriptModel::become_copy() {
+  script_ = rebuild(script_, true);
+  wishes_.clear();
+  origins_.clear();
+  graph_changed();
+  known_graph.reset();
 }
 
 std::vector<std::string> ScriptModel::tensor_names() const {
@@ -29,21 +33,29 @@ std::vector<std::string> ScriptModel::tensor_names() const {
   return {names.begin(), names.end()};
 }
 
-at::Tensor ScriptModel::tensor(const std::string& name) const {
-  for (const NamedTensor& tensor : named_tensors(script_.root))
-    if (tensor.name == name) return tensor.tensor.detach();
-  for (const PackedWeight& packed : packed_weights(script_.root)) {
-    if (packed.weight == name) return dequantize(packed.quantization.weight);
-    if (packed.bias == name) return *packed.bias_values;
+std::optional<at::Tensor> ScriptModel::find_tensor(const std::string& name) const {
+  const auto held = find_attribute(script_.root, name);
+  if (held && held->isTensor() && held->toTensor().defined()) return held->toTensor().detach();
+  // The weight or the bias of a layer whose codes stand beside them.
+  const std::size_t dot = name.rfind('.');
+  const std::string prefix = dot == std::string::npos ? "" : name.substr(0, dot + 1);
+  const auto owner = dot == std::string::npos ? std::optional<c10::IValue>(script_.root._ivalue())
+                                              : find_attribute(script_.root, name.substr(0, dot));
+  if (!owner || !owner->isModule()) return std::nullopt;
+  const jit::ModulePtr module = owner->toObject();
+  for (std::size_t i = 0; i < module->type()->numAttributes(); ++i) {
+    const auto packed = as_packed(prefix + module->type()->getAttributeName(i), module->getSlot(i));
+    if (packed && packed->weight == name) return dequantize(packed->quantization.weight);
+    if (packed && packed->bias == name) return *packed->bias_values;
   }
-  throw fail(ErrorCode::NoSuchTarget, "the model has no tensor '{}'", escaped(name));
+  return std::nullopt;
 }
 
 at::Tensor ScriptModel::attribute(const std::string& name) const {
-  for (const NamedTensor& tensor : named_tensors(script_.root))
-    if (tensor.name == name) return tensor.tensor;
-  throw fail(ErrorCode::UnsupportedLayer,
-             "'{}' has become codes and cannot be changed any more; put this pass before quantization", escaped(name));
+  const auto held = find_attribute(script_.root, name);
+  check(held && held->isTensor() && held->toTensor().defined(), ErrorCode::UnsupportedLayer,
+        "'{}' has become codes and cannot be changed any more; put this pass before quantization", escaped(name));
+  return held->toTensor();
 }
 
 std::int64_t ScriptModel::nbytes() const {
@@ -62,8 +74,10 @@ std::int64_t ScriptModel::nbytes() const {
 std::vector<at::Tensor> ScriptModel::forward(const std::vector<at::Tensor>& inputs) const {
   if (!runner_) runner_ = assemble(script_);
   try {
-    std::vector<at::Tensor> outputs;
-    flatten(runner_->get_method("forward")(bind_inputs(script_.arguments, inputs)), outputs);
+    // Copies: an operator that works in place must not change the caller's samples.
+    std::vector<at::Tensor> copies, outputs;
+    for (const at::Tensor& input : inputs) copies.push_back(input.clone());
+    flatten(runner_->get_method("forward")(bind_inputs(script_.arguments, copies)), outputs);
     return outputs;
   } catch (const Error&) {
     throw;
@@ -73,12 +87,11 @@ std::vector<at::Tensor> ScriptModel::forward(const std::vector<at::Tensor>& inpu
 }
 
 void ScriptModel::observe(const std::vector<at::Tensor>& inputs, const Observer& see) const {
-  const std::vector<LayerUse> uses = this->uses();
+  const std::vector<LayerUse>& uses = this->uses();
   std::unordered_map<const jit::Node*, std::pair<const Layer*, const LayerCall*>> finished_by;
   for (const LayerUse& use : uses)
     for (const LayerCall& call : use.calls) finished_by[call.output->node()] = {&use.layer, &call};
 
-  // Copies: an operator that works in place must not change the caller's samples.
   std::vector<at::Tensor> copies;
   for (const at::Tensor& input : inputs) copies.push_back(input.clone());
   interpret(script_, copies, [&](const jit::Node* node, const ValueLookup& value) {
@@ -91,6 +104,9 @@ void ScriptModel::observe(const std::vector<at::Tensor>& inputs, const Observer&
 
 Graph ScriptModel::build_graph() const { return record(script_, example, origins_); }
 
-void ScriptModel::graph_changed() { runner_.reset(); }
+void ScriptModel::graph_changed() {
+  runner_.reset();
+  uses_.reset();
+}
 
 }  // namespace tersor

@@ -1,6 +1,8 @@
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <map>
 #include <set>
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +37,13 @@ std::string list_text(const std::vector<std::int64_t>& list) { return fmt::forma
 
 constexpr int float32 = static_cast<int>(at::kFloat);  // how TorchScript source spells a dtype
 
+std::string source_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors, std::string_view more,
+                      const std::string& body) {
+  std::string parameters = "x: Tensor";
+  for (const auto& [name, values] : tensors) parameters += fmt::format(", {}: Tensor", name.substr(1));
+  return fmt::format("def run({}{}) -> Tensor:\n{}", parameters, more, body);
+}
+
 Lowered lowered(const PackedWeight& packed, const std::string& op) {
   const QTensor& weight = packed.quantization.weight;
   const ActivationQuant& activation = packed.quantization.activation;
@@ -60,6 +69,11 @@ Lowered lowered(const PackedWeight& packed, const std::string& op) {
   if (weight.zero_point.defined()) line(fmt::format("q = torch.sub(q, {})", spread("zero_point")));
   line(fmt::format("w = torch.reshape(torch.mul(q, {}), {})", spread("scale"), list_text(weight.shape)));
   line(fmt::format("w = torch.to(torch.to(w, {}), {})", static_cast<int>(weight.dtype), float32));
+  if (op == "tersor::embedding") {
+    line(fmt::format("return torch.embedding(torch.to(w, {}), x)", static_cast<int>(weight.dtype)));
+    out.source = source_of(out.tensors, "", body);
+    return out;
+  }
   line(fmt::format("f = torch.to(x, {})", float32));
   if (activation.mode == ActivationMode::per_token) {
     line(fmt::format("s = torch.clamp(torch.div(torch.amax(torch.abs(f), [-1], True), 127.), {:.9g})",
@@ -85,10 +99,9 @@ Lowered lowered(const PackedWeight& packed, const std::string& op) {
   if (op == "tersor::linear_relu") line("y = torch.relu(y)");
   line("return torch.type_as(y, x)");
 
-  std::string parameters = "x: Tensor";
-  for (const auto& [name, values] : out.tensors) parameters += fmt::format(", {}: Tensor", name.substr(1));
-  if (op == "tersor::conv") parameters += ", stride: List[int], padding: List[int], dilation: List[int], groups: int";
-  out.source = fmt::format("def run({}) -> Tensor:\n{}", parameters, body);
+  const bool conv = op == "tersor::conv";
+  out.source = source_of(out.tensors,
+                         conv ? ", stride: List[int], padding: List[int], dilation: List[int], groups: int" : "", body);
   return out;
 }
 
@@ -109,7 +122,17 @@ std::vector<at::Tensor> run_once(const jit::Module& module, const Script& script
                                  const std::vector<at::Tensor>& example) {
   std::vector<at::Tensor> inputs, outputs;
   for (const at::Tensor& input : example) inputs.push_back(input.clone());
+  const std::vector<NamedTensor> before = named_tensors(module);
+  std::vector<std::uint32_t> versions;
+  for (const NamedTensor& tensor : before) versions.push_back(tensor.tensor._version());
   flatten(module.get_method("forward")(bind_inputs(script.arguments, inputs)), outputs);
+  const std::vector<NamedTensor> after = named_tensors(module);
+  for (std::size_t i = 0; i < before.size(); ++i)
+    check(i < after.size() && after[i].tensor.is_same(before[i].tensor) && before[i].tensor._version() == versions[i],
+          ErrorCode::UnsupportedModel,
+          "forward changes the network's own attribute '{}'; tersor needs a network that "
+          "computes the same in every call",
+          escaped(before[i].name));
   return outputs;
 }
 
@@ -147,41 +170,108 @@ void verify(const std::filesystem::path& path, const Script& written, const std:
           "output {} of the written file differs from that of the model in memory", i);
 }
 
-}  // namespace
+/// Adds the tensors of a lowered layer to the submodule and gives their names, which no attribute had.
+std::vector<std::string> add_tensors(const jit::Module& owner, const std::string& stem, const Lowered& stock) {
+  std::vector<std::string> names;
+  for (const auto& [suffix, values] : stock.tensors) {
+    std::string name = stem + suffix;
+    while (owner.hasattr(name) || owner.type()->hasConstant(name)) name += "_";
+    owner.type()->addAttribute(name, c10::TensorType::get(), /*is_parameter=*/false, /*is_buffer=*/true);
+    owner._ivalue()->setAttr(name, values);
+    names.push_back(std::move(name));
+  }
+  return names;
+}
 
-void lower_to_aten(Script& script) {
-  std::set<std::string> lowered_attributes;
+/// A quantized layer while it stands in the graph twice.
+struct LoweredLayer {
+  PackedWeight packed;
+  jit::Node* ours;
+  jit::Value* stock;  ///< computed before `ours`, and read in its place
+};
+
+std::vector<LoweredLayer> add_stock(Script& script) {
+  std::vector<LoweredLayer> layers;
+  std::map<std::pair<const c10::ivalue::Object*, std::string>, std::vector<std::string>> added;  // by packed attribute
   for (jit::Node* node : all_nodes(script.graph->block())) {
     const std::string op = node->kind().toQualString();
-    if (op != "tersor::linear" && op != "tersor::linear_relu" && op != "tersor::conv") continue;
+    if (!op.starts_with("tersor::")) continue;
     const std::string path = *attribute_path(node->input(1));
-    const PackedWeight packed = *as_packed(path, attribute_at(script.root, path));
+    PackedWeight packed = *as_packed(path, attribute_at(script.root, path));
     const auto [owner, attribute] = owner_of(script.root, path);
     const std::string stem = attribute.substr(0, attribute.size() - std::string_view("_packed").size());
     const Lowered stock = lowered(packed, op);
 
     const jit::WithInsertPoint here(node);
     std::vector<jit::Value*> inputs{node->input(0)};
-    for (const auto& [suffix, values] : stock.tensors) {
-      if (!owner.hasattr(stem + suffix)) {
-        owner.type()->addAttribute(stem + suffix, c10::TensorType::get(), /*is_parameter=*/false, /*is_buffer=*/true);
-        owner._ivalue()->setAttr(stem + suffix, values);
-      }
-      inputs.push_back(script.graph->insertGetAttr(node->input(1)->node()->input(), stem + suffix));
-    }
+    auto [names, first_use] = added.try_emplace({owner._ivalue().get(), attribute});
+    if (first_use) names->second = add_tensors(owner, stem, stock);
+    for (const std::string& name : names->second)
+      inputs.push_back(script.graph->insertGetAttr(node->input(1)->node()->input(), name));
     for (std::size_t i = 2; i < node->inputs().size(); ++i) inputs.push_back(node->input(i));
 
     jit::CompilationUnit unit;
     unit.define(std::nullopt, stock.source, jit::nativeResolver(), nullptr);
     const std::shared_ptr<jit::Graph> body = jit::toGraphFunction(unit.get_function("run")).graph();
-    const std::vector<jit::Value*> outputs = jit::insertGraph(*script.graph, *body, inputs);
-    node->output()->replaceAllUsesWith(outputs.front());
-    node->destroy();
-    lowered_attributes.insert(path);
+    jit::Value* output = jit::insertGraph(*script.graph, *body, inputs).front();
+    node->output()->replaceAllUsesWith(output);
+    layers.push_back({std::move(packed), node, output});
+  }
+  return layers;
+}
+
+/// How far two float computations of one layer may be apart: with the same codes and scales both sum K products whose
+/// sizes add up to at most max|x| * |w|_1. Rounding is a random walk of about eps * sqrt(K) of that, 8 covers its tail.
+double rounding(const PackedWeight& packed, const at::Tensor& x, const at::Tensor& y) {
+  const double eps = y.scalar_type() == at::kHalf ? 0x1p-11 : y.scalar_type() == at::kBFloat16 ? 0x1p-8 : 0x1p-24;
+  if (!x.is_floating_point()) return eps * y.abs().max().item().toDouble();  // an Embedding picks its rows
+  const QTensor& weight = packed.quantization.weight;
+  const at::Tensor sums = dequantize(weight).to(at::kDouble).reshape({weight.rows(), -1}).abs().sum(1);
+  double size = x.to(at::kDouble).abs().max().item().toDouble() * sums.max().item().toDouble();
+  if (packed.bias_values && packed.bias_values->numel() > 0)
+    size += packed.bias_values->to(at::kDouble).abs().max().item().toDouble();
+  return 8 * eps * std::sqrt(static_cast<double>(weight.columns())) * size;
+}
+
+/// On the inputs that the example gives each layer, stock operators and ours must agree.
+void check_lowered(const Script& script, const std::vector<LoweredLayer>& layers,
+                   const std::vector<at::Tensor>& example) {
+  std::map<const jit::Node*, const LoweredLayer*> by_node;
+  for (const LoweredLayer& layer : layers) by_node[layer.ours] = &layer;
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& input : example) inputs.push_back(input.clone());
+  interpret(script, inputs, [&](const jit::Node* node, const ValueLookup& value) {
+    const auto layer = by_node.find(node);
+    if (layer == by_node.end()) return;
+    const PackedWeight& packed = layer->second->packed;
+    const at::Tensor x = value(node->input(0)).toTensor(), ours = value(node->output()).toTensor();
+    const at::Tensor stock = value(layer->second->stock).toTensor();
+    check(ours.sizes() == stock.sizes() && ours.scalar_type() == stock.scalar_type(), ErrorCode::VerificationFailed,
+          "the layer with the weight '{}' gives {} [{}] in stock operators instead of {} [{}]", escaped(packed.weight),
+          c10::toString(stock.scalar_type()), fmt::join(stock.sizes(), ", "), c10::toString(ours.scalar_type()),
+          fmt::join(ours.sizes(), ", "));
+    if (ours.numel() == 0 || !x.isfinite().all().item<bool>()) return;
+    const double difference = ours.to(at::kDouble).sub(stock.to(at::kDouble)).abs().max().item().toDouble();
+    const double allowed = rounding(packed, x, ours);
+    check(difference <= allowed, ErrorCode::VerificationFailed,
+          "the layer with the weight '{}' differs by {:.3g} in stock operators; rounding explains {:.3g}",
+          escaped(packed.weight), difference, allowed);
+  });
+}
+
+}  // namespace
+
+void lower_to_aten(Script& script, const std::vector<at::Tensor>& example) {
+  const std::vector<LoweredLayer> layers = add_stock(script);
+  if (!example.empty() && !layers.empty()) check_lowered(script, layers, example);
+  std::set<std::string> packed;
+  for (const LoweredLayer& layer : layers) {
+    packed.insert(*attribute_path(layer.ours->input(1)));
+    layer.ours->destroy();
   }
   jit::ConstantPropagationImmutableTypes(script.graph);
   jit::EliminateDeadCode(script.graph);
-  for (const std::string& path : lowered_attributes) {
+  for (const std::string& path : packed) {
     const auto [owner, name] = owner_of(script.root, path);
     if (!owner.hasattr(name)) continue;
     owner._ivalue()->unsafeRemoveAttr(name);
@@ -192,7 +282,8 @@ void lower_to_aten(Script& script) {
 void ScriptModel::save(const std::filesystem::path& path, const SaveOptions& options,
                        const std::map<std::string, std::string>& metadata) const {
   Script out = rebuild(script_, false);
-  if (options.lowering == Lowering::aten) lower_to_aten(out);
+  if (options.lowering == Lowering::aten) lower_to_aten(out, example);
+  jit::EliminateDeadCode(out.graph);
   // Equal constants become one, as they do when the file is read again: writing what was read changes no byte.
   jit::ConstantPooling(out.graph);
   strip_source_ranges(out.graph->block());
@@ -204,7 +295,10 @@ void ScriptModel::save(const std::filesystem::path& path, const SaveOptions& opt
   AtomicWriteOptions write;
   write.overwrite = options.overwrite;
   write.source = options.source;
-  write.verify = [&](const std::filesystem::path& written) { verify(written, out, outputs, example); };
+  write.verify = [&](const std::filesystem::path& written) {
+    verify(written, out, outputs, example);
+    if (options.examine) options.examine(written);
+  };
   const jit::ExtraFilesMap extra(metadata.begin(), metadata.end());
   write_file_atomically(path, write, [&](OutputFile& file) {
     // The archive writer's destructor ends the process when its sink throws, so a failed write waits until it is gone.

@@ -151,13 +151,6 @@ void visit(const jit::Module& root, const std::function<void(const std::string&,
   visit(root._ivalue(), "", seen, see);
 }
 
-/// `weight` → `bias`, `in_proj_weight` → `in_proj_bias`, `w` → `w_bias`.
-std::string bias_beside(const std::string& weight) {
-  const std::size_t place = weight.rfind("weight");
-  if (place == std::string::npos || place + 6 != weight.size()) return weight + "_bias";
-  return weight.substr(0, place) + "bias";
-}
-
 constexpr std::string_view packed_suffix = "_packed";
 
 }  // namespace
@@ -197,6 +190,12 @@ std::vector<NamedTensor> named_tensors(const jit::Module& root) {
   return tensors;
 }
 
+std::string bias_beside(const std::string& weight) {
+  const std::size_t place = weight.rfind("weight");
+  if (place == std::string::npos || place + 6 != weight.size()) return weight + "_bias";
+  return weight.substr(0, place) + "bias";
+}
+
 std::optional<PackedWeight> as_packed(const std::string& attribute, const c10::IValue& value) {
   if (!value.isObject() && !value.isCapsule()) return std::nullopt;
   if (!attribute.ends_with(packed_suffix)) return std::nullopt;
@@ -214,6 +213,8 @@ std::optional<PackedWeight> as_packed(const std::string& attribute, const c10::I
     const auto packed = value.toCustomClass<PackedConv>();
     found.quantization = {packed->weight(), {}};
     found.bias_values = packed->bias();
+  } else if (name == "__torch__.torch.classes.tersor.PackedEmbedding") {
+    found.quantization = {value.toCustomClass<PackedEmbedding>()->weight(), {}};
   } else {
     return std::nullopt;
   }
@@ -251,6 +252,20 @@ std::pair<jit::Module, std::string> owner_of(const jit::Module& root, std::strin
     path.remove_prefix(dot + 1);
   }
   return {module, std::string(path)};
+}
+
+std::optional<c10::IValue> find_attribute(const jit::Module& root, std::string_view path) {
+  jit::ModulePtr object = root._ivalue();
+  while (true) {
+    const std::size_t dot = path.find('.');
+    const auto slot = object->type()->findAttributeSlot(std::string(path.substr(0, dot)));
+    if (!slot) return std::nullopt;
+    const c10::IValue value = object->getSlot(*slot);
+    if (dot == std::string_view::npos) return value;
+    if (!is_module(object->type()->getAttribute(*slot))) return std::nullopt;
+    object = value.toObject();
+    path.remove_prefix(dot + 1);
+  }
 }
 
 c10::IValue attribute_at(const jit::Module& root, std::string_view path) {

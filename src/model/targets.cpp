@@ -73,6 +73,7 @@ std::vector<Layer> select_layers(const std::vector<Layer>& layers, const std::ve
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (!ignored[i] && (targets.empty() ? by_default(layers[i]) : wanted[i])) chosen.push_back(layers[i]);
   }
+  if (!targets.empty() && chosen.empty()) warnings.emplace_back("every layer in targets is in ignore too, which wins");
   return chosen;
 }
 

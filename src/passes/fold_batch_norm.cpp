@@ -55,11 +55,22 @@ bool is_producer(std::string_view op) {
          op.starts_with("aten::conv_transpose");
 }
 
+/// The parameter that an argument names; nothing when it is computed or left out.
+std::string parameter_of(const Graph& graph, const GraphNode& node, std::string_view name) {
+  const std::optional<ValueId> value = value_of(graph, node, name);
+  return value ? graph.values[static_cast<std::size_t>(*value)].parameter : std::string();
+}
+
 /// Fills `fold` from the node of its BatchNorm; returns why it cannot be folded, or "".
 std::string find_producer(const Graph& graph, const GraphNode& norm, const LayersByWeight& layers, Fold& fold) {
   if (constant_of<bool>(graph, norm, "training").value_or(false) || !value_of(graph, norm, "running_var"))
     return "it normalises with the statistics of the batch";
   fold.eps = constant_of<double>(graph, norm, "eps").value_or(1e-5);
+  for (const auto& [argument, own] :
+       {std::pair("weight", "weight"), std::pair("bias", "bias"), std::pair("running_mean", "running_mean"),
+        std::pair("running_var", "running_var")})
+    if (parameter_of(graph, norm, argument) != fmt::format("{}.{}", fold.batch_norm.name, own))
+      return fmt::format("its {} is not a parameter of its own", argument);
 
   const ValueId input = value_of(graph, norm, "input").value();
   const GraphNode* producer = maker_of(graph, input);
@@ -75,6 +86,16 @@ std::string find_producer(const Graph& graph, const GraphNode& norm, const Layer
       std::find(graph.outputs.begin(), graph.outputs.end(), input) != graph.outputs.end())
     return fmt::format("the output of '{}' is used elsewhere too", name);
   if (graph.users(*weight).size() > 1) return fmt::format("the weight of '{}' is used more than once", name);
+  const std::optional<ValueId> bias = value_of(graph, *producer, producer->op == "aten::addmm" ? "self" : "bias");
+  if (bias) {
+    const GraphValue& held = graph.values[static_cast<std::size_t>(*bias)];
+    if (held.parameter.empty() || fold.producer.bias.empty()) return fmt::format("the bias of '{}' is computed", name);
+    if (graph.users(*bias).size() > 1) return fmt::format("the bias of '{}' is used more than once", name);
+    if (held.value.dim() != 1) return fmt::format("the bias of '{}' does not hold one number for each output", name);
+  }
+  for (const ValueId value : {input, *weight, bias.value_or(input)})
+    if (const auto other = graph.other_courses.find(value); other != graph.other_courses.end())
+      return fmt::format("'{}' is used in another course at {} too", name, other->second);
   if (fold.producer.quantized) return fmt::format("'{}' is quantized already", name);
   // Dimension 1 is the channels only where the output has the batch in front.
   const at::Tensor& output = graph.values[static_cast<std::size_t>(input)].value;
@@ -175,6 +196,14 @@ Changed BatchNorm::run(Model& model, PassContext& context) const {
       context.report.skip(layer.name, why);
     }
   }
+
+  // Without a parameter for its weight a BatchNorm is no layer, so nothing could select it.
+  for (const GraphNode& node : graph.nodes)
+    if (targets.empty() && node.op == "aten::batch_norm" && parameter_of(graph, node, "weight").empty()) {
+      const std::string mean = parameter_of(graph, node, "running_mean");
+      context.report.skip(mean.ends_with(".running_mean") ? mean.substr(0, mean.rfind('.')) : node.scope,
+                          value_of(graph, node, "weight") ? "its weight is computed" : "it has no weight and no bias");
+    }
 
   // All values first: an impossible one leaves the model as it was.
   std::vector<NewValues> values;

@@ -303,6 +303,15 @@ Changed Structured::run(Model& model, PassContext& context) const {
       for (const ChannelProducer& producer : family.producers) factored.insert(producer.parameter);
     }
   }
+  for (const std::size_t f : plan.families()) {
+    const std::set<std::size_t> alone{f};
+    const Removal removed = plan.removal(groups, &alone);
+    for (const auto& [value, branch] : graph.other_courses)
+      if (groups.shape(value, removed) != graph.values[static_cast<std::size_t>(value)].value.sizes().vec()) {
+        plan.refuse(f, fmt::format("another input may take another course at {}, which needs all channels", branch));
+        break;
+      }
+  }
   settle(groups, plan);
 
   const bool any = !plan.families().empty();

@@ -9,8 +9,10 @@
 namespace tersor::quantize {
 namespace {
 
-bool supported(LayerKind kind) {
-  return kind == LayerKind::linear || kind == LayerKind::conv1d || kind == LayerKind::conv2d;
+/// The format of a checkpoint holds Linear and Conv weights only.
+bool supported(LayerKind kind, Backend backend) {
+  return kind == LayerKind::linear || kind == LayerKind::conv1d || kind == LayerKind::conv2d ||
+         (kind == LayerKind::embedding && backend != Backend::checkpoint);
 }
 
 std::int64_t rows_of(const Layer& layer) { return layer.shape.at(0); }
@@ -51,7 +53,8 @@ std::int64_t bytes_after(const QuantScheme& scheme, const Layer& layer) {
 std::string skip_reason(const Plan& plan, const Layer& layer, Backend backend) {
   const std::string_view why = default_skip(layer);
   if (!why.empty()) return std::string(why);
-  if (!supported(layer.kind)) return fmt::format("{} weights are not quantized yet", class_name(layer.kind));
+  if (!layer.float_only.empty()) return layer.float_only;
+  if (!supported(layer.kind, backend)) return fmt::format("{} weights are not quantized yet", class_name(layer.kind));
   if (layer.dtype == at::kDouble) return "its weight is double precision";
   const QuantScheme scheme = scheme_of(plan, layer, backend);
   if (bytes_after(scheme, layer) >= bytes_before(layer))
@@ -65,11 +68,13 @@ std::string skip_reason(const Plan& plan, const Layer& layer, Backend backend) {
   return {};
 }
 
-void check_supported(const Layer& layer) {
+void check_supported(const Layer& layer, Backend backend) {
   check(!layer.quantized, ErrorCode::AlreadyQuantized, "layer '{}' is quantized already", escaped(layer.name));
-  check(supported(layer.kind), ErrorCode::UnsupportedLayer,
-        "layer '{}' is {}; only the weights of Linear, Conv1d and Conv2d can be quantized", escaped(layer.name),
-        class_name(layer.kind));
+  check(supported(layer.kind, backend), ErrorCode::UnsupportedLayer,
+        "layer '{}' is {}; only the weights of Linear, Conv1d{} can be quantized", escaped(layer.name),
+        class_name(layer.kind), backend == Backend::checkpoint ? " and Conv2d" : ", Conv2d and Embedding");
+  check(layer.float_only.empty(), ErrorCode::UnsupportedLayer, "layer '{}' cannot be quantized: {}",
+        escaped(layer.name), layer.float_only);
 }
 
 }  // namespace
@@ -89,7 +94,7 @@ std::vector<Layer> choose_layers(const Model& model, const Plan& plan, PassConte
         return why.empty();
       },
       context.report.warnings);
-  for (const Layer& layer : layers) check_supported(layer);
+  for (const Layer& layer : layers) check_supported(layer, model.backend());
   return layers;
 }
 
@@ -145,6 +150,8 @@ Changed quantize_layers(Model& model, const Plan& plan, const std::vector<Layer>
     context.progress.step(++done);
   }
   context.progress.end();
+  // A module's own code must take the codes too.
+  if (changed && model.backend() == Backend::module) model.refresh();
   return changed ? Changed::weights : Changed::nothing;
 }
 

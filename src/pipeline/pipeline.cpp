@@ -3,6 +3,8 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include <c10/util/Exception.h>
 
@@ -47,6 +49,7 @@ void validate(const std::vector<Leaf>& leaves) {
   }
 }
 
+/// Elements of all tensors; one that has several names counts once.
 std::int64_t parameter_count(const Model& model) {
   std::map<std::string, std::int64_t> of_codes;  // Model::tensor would dequantize these
   for (const Layer& layer : model.layers()) {
@@ -56,9 +59,15 @@ std::int64_t parameter_count(const Model& model) {
     of_codes[layer.weight] = n;
   }
   std::int64_t total = 0;
+  std::set<std::tuple<const void*, std::int64_t>> counted;
   for (const std::string& name : model.tensor_names()) {
-    const auto known = of_codes.find(name);
-    total += known == of_codes.end() ? model.tensor(name).numel() : known->second;
+    if (const auto known = of_codes.find(name); known != of_codes.end()) {
+      total += known->second;
+      continue;
+    }
+    const at::Tensor tensor = model.tensor(name);
+    const bool fresh = tensor.numel() > 0 && counted.emplace(tensor.const_data_ptr(), tensor.numel()).second;
+    if (fresh) total += tensor.numel();
   }
   return total;
 }

@@ -5,6 +5,7 @@
 // What TorchScript files made by this library name. Loading the shared library registers it.
 TORCH_LIBRARY(tersor, m) {
   using tersor::PackedConv;
+  using tersor::PackedEmbedding;
   using tersor::PackedLinear;
 
   m.class_<PackedLinear>("PackedLinear")
@@ -17,6 +18,11 @@ TORCH_LIBRARY(tersor, m) {
                   [](const c10::IValue& state) { return PackedConv::from_state(state); })
       .def("weight", [](const c10::intrusive_ptr<PackedConv>& self) { return tersor::dequantize(self->weight()); })
       .def("bias", [](const c10::intrusive_ptr<PackedConv>& self) { return self->bias(); });
+  m.class_<PackedEmbedding>("PackedEmbedding")
+      .def_pickle([](const c10::intrusive_ptr<PackedEmbedding>& self) { return self->state(); },
+                  [](const c10::IValue& state) { return PackedEmbedding::from_state(state); })
+      .def("weight",
+           [](const c10::intrusive_ptr<PackedEmbedding>& self) { return tersor::dequantize(self->weight()); });
 
   m.def("linear(Tensor x, __torch__.torch.classes.tersor.PackedLinear packed) -> Tensor",
         [](const at::Tensor& x, const c10::intrusive_ptr<PackedLinear>& packed) { return packed->forward(x, false); });
@@ -28,4 +34,6 @@ TORCH_LIBRARY(tersor, m) {
       [](const at::Tensor& x, const c10::intrusive_ptr<PackedConv>& packed, at::IntArrayRef stride,
          at::IntArrayRef padding, at::IntArrayRef dilation,
          std::int64_t groups) { return packed->forward(x, stride, padding, dilation, groups); });
+  m.def("embedding(Tensor ids, __torch__.torch.classes.tersor.PackedEmbedding packed) -> Tensor",
+        [](const at::Tensor& ids, const c10::intrusive_ptr<PackedEmbedding>& packed) { return packed->forward(ids); });
 }

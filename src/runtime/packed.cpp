@@ -192,8 +192,10 @@ struct PackedLinear::Impl {
   void pack();
   void product(const QuantizedRows& x, bool relu, float* y, BlockRange blocks) const;
   void quantize_rows(const float* x, std::int64_t rows, QuantizedRows& out) const;
-  at::Tensor integer(const at::Tensor& x, bool relu) const;
-  at::Tensor dense(const at::Tensor& x, bool relu) const;
+  // `extra_bias` is added to what the kernels give; it may be undefined.
+  at::Tensor integer(const at::Tensor& x, const at::Tensor& extra_bias, bool relu) const;
+  at::Tensor dense(const at::Tensor& x, const at::Tensor& extra_bias, bool relu) const;
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& extra_bias, bool relu) const;
 };
 
 void PackedLinear::Impl::pack() {
@@ -236,8 +238,15 @@ void PackedLinear::Impl::product(const QuantizedRows& x, bool relu, float* y, Bl
   linear(x, *grouped, relu, y, {blocks.begin * kBlock, std::min(n, blocks.end * kBlock)});
 }
 
-at::Tensor PackedLinear::Impl::integer(const at::Tensor& x_in, bool relu) const {
+at::Tensor PackedLinear::Impl::integer(const at::Tensor& x_in, const at::Tensor& extra_bias, bool relu) const {
   const at::Tensor x = x_in.contiguous();
+  at::Tensor converted;
+  const float* extra = nullptr;
+  if (extra_bias.defined()) {
+    const bool as_it_is = extra_bias.scalar_type() == at::kFloat && extra_bias.is_contiguous();
+    if (!as_it_is) converted = extra_bias.detach().to(at::kFloat).contiguous();
+    extra = (as_it_is ? extra_bias : converted).const_data_ptr<float>();
+  }
   c10::DimVector sizes(x.sizes());
   sizes.back() = n;
   const at::Tensor y = at::empty(sizes, x.options().requires_grad(false));
@@ -251,13 +260,20 @@ at::Tensor PackedLinear::Impl::integer(const at::Tensor& x_in, bool relu) const 
   const std::int64_t chunk = std::clamp<std::int64_t>(cache_bytes / (2 * std::max<std::int64_t>(k, 1)) / 4 * 4, 4, 64);
   constexpr std::int64_t thread_products = 1 << 20;  // what is worth waking a thread for
   const std::int64_t blocks = (n + kBlock - 1) / kBlock;
+  const auto outputs = [&](const QuantizedRows& codes, float* out, BlockRange range) {
+    product(codes, relu, out, range);
+    if (extra == nullptr) return;
+    const std::int64_t end = std::min(n, range.end * kBlock);
+    for (std::int64_t m = 0; m < codes.rows; ++m)
+      for (std::int64_t i = range.begin * kBlock; i < end; ++i) out[m * n + i] += extra[i];
+  };
   thread_local QuantizedRows scratch;
   if (rows > chunk) {
     at::parallel_for(0, rows, std::max(chunk, thread_products / std::max<std::int64_t>(1, n * k)),
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t row = begin; row < end; row += chunk) {
                          quantize_rows(from + row * k, std::min(chunk, end - row), scratch);
-                         product(scratch, relu, to + row * n, {0, blocks});
+                         outputs(scratch, to + row * n, {0, blocks});
                        }
                      });
   } else {
@@ -266,14 +282,15 @@ at::Tensor PackedLinear::Impl::integer(const at::Tensor& x_in, bool relu) const 
     at::parallel_for(0, blocks,
                      std::max<std::int64_t>(1, thread_products / std::max<std::int64_t>(1, rows * k * kBlock)),
                      [&](std::int64_t begin, std::int64_t end) {
-                       product(codes, relu, to, {begin, end});
+                       outputs(codes, to, {begin, end});
                      });
   }
   return y;
 }
 
-at::Tensor PackedLinear::Impl::dense(const at::Tensor& x, bool relu) const {
+at::Tensor PackedLinear::Impl::dense(const at::Tensor& x, const at::Tensor& extra_bias, bool relu) const {
   warn_about_device(x);
+  const at::Tensor all = extra_bias.defined() ? extra_bias : bias.value_or(at::Tensor());
   // Never more than a part of the weight as floats at a time.
   constexpr std::int64_t part_elements = 1 << 22;
   const std::int64_t part = std::max<std::int64_t>(1, part_elements / std::max<std::int64_t>(1, k));
@@ -283,7 +300,7 @@ at::Tensor PackedLinear::Impl::dense(const at::Tensor& x, bool relu) const {
     const std::int64_t end = std::min(n, begin + part);
     const at::Tensor weight = dequantize(rows_of(quantization.weight, begin, end)).to(like_x);
     std::optional<at::Tensor> b;
-    if (bias) b = bias->narrow(0, begin, end - begin).to(like_x);
+    if (all.defined()) b = all.narrow(0, begin, end - begin).to(like_x);
     outputs.push_back(at::linear(x, weight, b));
   }
   const at::Tensor y = outputs.size() == 1 ? outputs[0] : at::cat(outputs, -1);
@@ -313,20 +330,32 @@ PackedLinear::PackedLinear(LayerQuantization quantization, std::optional<at::Ten
 
 PackedLinear::~PackedLinear() = default;
 
-at::Tensor PackedLinear::forward(const at::Tensor& x, bool relu) const {
-  check(x.dim() >= 1 && x.size(-1) == impl_->k, ErrorCode::BadShape,
+at::Tensor PackedLinear::Impl::forward(const at::Tensor& x, const at::Tensor& extra_bias, bool relu) const {
+  check(x.dim() >= 1 && x.size(-1) == k, ErrorCode::BadShape,
         "an input of shape [{}] meets a Linear layer with {} inputs and {} outputs; its last dimension must be {}",
-        fmt::join(x.sizes(), ", "), impl_->k, impl_->n, impl_->k);
+        fmt::join(x.sizes(), ", "), k, n, k);
   check(x.is_floating_point(), ErrorCode::UnsupportedDtype,
         "an input of type {} meets a Linear layer; expected floating point", c10::toString(x.scalar_type()));
-  if (impl_->quantization.activation.mode == ActivationMode::none || x.scalar_type() != at::kFloat ||
-      !x.device().is_cpu())
-    return impl_->dense(x, relu);
-  if (!x.requires_grad() || !c10::GradMode::is_enabled()) return impl_->integer(x, relu);
-  // The integer result with the gradient of the dequantized layer.
-  const at::Tensor smooth = impl_->dense(x, false);
-  const at::Tensor y = smooth.add(impl_->integer(x.detach(), false).sub(smooth).detach());
+  if (quantization.activation.mode == ActivationMode::none || !x.device().is_cpu()) return dense(x, extra_bias, relu);
+  const bool differentiable =
+      c10::GradMode::is_enabled() && (x.requires_grad() || (extra_bias.defined() && extra_bias.requires_grad()));
+  // Inputs of other types are quantized as floats.
+  if (!differentiable) return integer(x.to(at::kFloat), extra_bias, relu).to(x.scalar_type());
+  // The integer result in the memory of the dequantized layer's, which has the gradient and does not need its values.
+  const at::Tensor y = dense(x, extra_bias, false);
+  y.detach().copy_(integer(x.detach().to(at::kFloat), extra_bias, false));
   return relu ? y.relu() : y;
+}
+
+at::Tensor PackedLinear::forward(const at::Tensor& x, bool relu) const { return impl_->forward(x, {}, relu); }
+
+at::Tensor PackedLinear::forward(const at::Tensor& x, const at::Tensor& bias) const {
+  check(!impl_->bias, ErrorCode::BadUsage, "a Linear layer that was packed with a bias is given another one");
+  if (bias.defined())
+    check(bias.dim() == 1 && bias.size(0) == impl_->n && bias.is_floating_point(), ErrorCode::BadShape,
+          "a bias of shape [{}] and type {} meets a Linear layer with {} outputs", fmt::join(bias.sizes(), ", "),
+          c10::toString(bias.scalar_type()), impl_->n);
+  return impl_->forward(x, bias, false);
 }
 
 const QTensor& PackedLinear::weight() const { return impl_->quantization.weight; }
@@ -391,6 +420,47 @@ c10::intrusive_ptr<PackedConv> PackedConv::from_state(const c10::IValue& state) 
   std::optional<at::Tensor> bias;
   QTensor weight = read_weight(in, bias);
   return c10::make_intrusive<PackedConv>(std::move(weight), std::move(bias));
+}
+
+PackedEmbedding::PackedEmbedding(QTensor weight) : weight_(std::move(weight)) {
+  check(weight_.shape.size() == 2, ErrorCode::BadData,
+        "a quantized Embedding has a weight of shape [{}]; expected two dimensions", fmt::join(weight_.shape, ", "));
+  check_weight(weight_);
+}
+
+at::Tensor PackedEmbedding::forward(const at::Tensor& ids) const {
+  check(ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt, ErrorCode::UnsupportedDtype,
+        "ids of type {} meet an Embedding; expected int64 or int32", c10::toString(ids.scalar_type()));
+  warn_about_device(ids);
+  const at::Tensor flat = ids.to(at::kCPU, at::kLong).reshape(-1).contiguous();
+  const std::int64_t vocabulary = weight_.rows();
+  for (const std::int64_t id : span_of<std::int64_t>(flat))
+    check(id >= 0 && id < vocabulary, ErrorCode::BadData,
+          "id {} meets an Embedding with {} rows; expected one in [0, {})", id, vocabulary, vocabulary);
+  QTensor rows = weight_;
+  rows.shape[0] = flat.numel();
+  rows.codes = weight_.codes.index_select(0, flat);
+  if (weight_.scheme.granularity != Granularity::per_tensor) {
+    rows.scale = weight_.scale.index_select(0, flat);
+    if (weight_.zero_point.defined()) rows.zero_point = weight_.zero_point.index_select(0, flat);
+  }
+  c10::DimVector sizes(ids.sizes());
+  sizes.push_back(weight_.columns());
+  return dequantize(rows).reshape(sizes).to(ids.device());
+}
+
+c10::IValue PackedEmbedding::state() const {
+  std::vector<c10::IValue> fields{kStateVersion};
+  append_weight(fields, weight_, std::nullopt);
+  return c10::ivalue::Tuple::create(std::move(fields));
+}
+
+c10::intrusive_ptr<PackedEmbedding> PackedEmbedding::from_state(const c10::IValue& state) {
+  StateReader in("PackedEmbedding", state, 7);
+  std::optional<at::Tensor> bias;
+  QTensor weight = read_weight(in, bias);
+  check(!bias, ErrorCode::BadData, "the state of a PackedEmbedding has a bias");
+  return c10::make_intrusive<PackedEmbedding>(std::move(weight));
 }
 
 }  // namespace tersor

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <regex>
 #include <set>
 #include <string>
@@ -18,6 +19,7 @@
 
 #include "catch.hpp"
 #include "cli/run.hpp"
+#include "model/made.hpp"
 #include "tersor/io/dataset.hpp"
 #include "tersor/io/safetensors.hpp"
 
@@ -329,6 +331,13 @@ TEST_CASE("bench measures files side by side") {
                                                        "--rounds", "2", "--seconds", "0.001"}))
                                .out;
   CHECK_THAT(text, Contains("p50") && Contains("p99") && Contains("items/s") && Contains("q.pt"));
+  const Json load =
+      Json::parse(succeed(run(folder.path(), {"bench", "q.pt", "--input-shape", "1,1,28,28", "--batch", "1", "--rounds",
+                                              "2", "--seconds", "0.001", "--clients", "8", "--json"}))
+                      .out);
+  CHECK(load.at("clients") == 8);
+  // Every client makes at least three calls a turn.
+  CHECK(load.at("batches").at(0).at("results").at(0).at("calls").get<int>() >= 2 * 8 * 3);
 }
 
 TEST_CASE("a run that is stopped leaves no half output") {
@@ -411,6 +420,87 @@ print((output - read(sys.argv[3])['output0']).abs().max().item())
       REQUIRE(ran.status == 0);
       CHECK(std::stod(ran.out) <= variant.tolerance);
     }
+}
+
+TEST_CASE("labels must be class numbers") {
+  const Folder folder;
+  Dataset images;
+  images.inputs = {at::arange(2 * 784, at::kFloat).reshape({2, 1, 28, 28})};
+  for (const auto& [label, word] : {std::pair(at::arange(2, at::kFloat), "float"), std::pair(at::arange(9, 11), "10"),
+                                    std::pair(at::arange(-1, 1), "-1")}) {
+    images.labels = label;
+    write_dataset(folder / "bad.safetensors", images);
+    const Ran ran = run(folder.path(), {"eval", cnn, "--data", "bad.safetensors"});
+    expect_failure(ran, 3, "BadData");
+    CHECK_THAT(Catch::Detail::stringify(ran.err), Contains(word, Catch::CaseSensitive::No));
+    fs::remove(folder / "bad.safetensors");
+  }
+}
+
+TEST_CASE("outputs that are NaN do not look like success") {
+  const Folder folder;
+  Dataset images;
+  images.inputs = {at::arange(2 * 784, at::kFloat).reshape({2, 784})};
+  images.inputs[0][1].fill_(std::numeric_limits<float>::quiet_NaN());
+  write_dataset(folder / "nan.safetensors", images);
+  const std::vector<std::string> words{"eval", mlp, "--against", mlp, "--data", "nan.safetensors"};
+  CHECK_THAT(succeed(run(folder.path(), words)).out, Contains("10 output values are NaN or infinite  (original 10)"));
+  std::vector<std::string> json = words;
+  json.emplace_back("--json");
+  const Json result = Json::parse(succeed(run(folder.path(), json)).out);
+  CHECK(result["non_finite"] == 10);
+  CHECK_FALSE(result.contains("sqnr_db"));
+}
+
+TEST_CASE("data that the network cannot take is the user's mistake") {
+  const Folder folder;
+  Dataset wrong;
+  wrong.inputs = {at::arange(2 * 9, at::kFloat).reshape({2, 9})};
+  write_dataset(folder / "wrong.safetensors", wrong);
+  const auto compress = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"compress", mlp, "-o", "out.pt", "--passes", "quantize_dynamic"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run(folder.path(), words);
+  };
+  expect_failure(compress({"--input-shape", "2,9"}), 2, "--input-shape 2,9");
+  for (const std::string option : {"--example", "--calibration", "--eval"})
+    expect_failure(compress({option, "wrong.safetensors"}), 3, "wrong.safetensors");
+  expect_failure(run(folder.path(), {"eval", mlp, "--data", "wrong.safetensors"}), 3, "wrong.safetensors");
+  expect_failure(compress({"--seed", "-1"}), 2, "--seed");
+  CHECK_FALSE(fs::exists(folder / "out.pt"));
+}
+
+TEST_CASE("--outputs needs samples in dimension 0") {
+  const Folder folder;
+  Dataset data;
+  data.inputs = {at::arange(6, at::kFloat).reshape({2, 3})};
+  write_dataset(folder / "data.safetensors", data);
+  expect_failure(run(folder.path(), {"eval", made("transposed").string(), "--data", "data.safetensors", "--outputs",
+                                     "out.safetensors"}),
+                 4, "output 0 is 3x2 for 2 samples");
+}
+
+TEST_CASE("--eval measures the written file") {
+  const Folder folder;
+  write_images(folder / "images.safetensors", 6);
+  succeed(run(folder.path(), {"compress", cnn, "-o", "out.pt", "--passes", "quantize_dynamic(targets=Linear)",
+                              "--lowering", "aten", "--eval", "images.safetensors", "--report", "report.json"}));
+  std::ifstream report(folder / "report.json");
+  const Json told = Json::parse(report)["evaluation"];
+  const Json measured = Json::parse(
+      succeed(run(folder.path(), {"eval", "out.pt", "--against", cnn, "--data", "images.safetensors", "--json"})).out);
+  CHECK(told == measured);
+}
+
+TEST_CASE("a checkpoint has no operators to lower, and a file that grew says so") {
+  const Folder folder;
+  expect_failure(run(folder.path(), {"compress", mlp_weights, "-o", "out.safetensors", "--passes", "quantize_weights",
+                                     "--lowering", "aten"}),
+                 2, "--lowering");
+  CHECK_THAT(succeed(run(folder.path(), {"compress", made("root_linear").string(), "-o", "out.pt", "--passes",
+                                         "prune_l1(amount=0.5)"}))
+                 .out,
+             Contains("x larger"));
 }
 
 }  // namespace tersor

@@ -1,3 +1,4 @@
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -235,4 +236,35 @@ TEST_CASE("broken files are refused with the class of the reader") {
         ErrorCode::DuplicateKey);
   CHECK(error_of([] { Model::load(test_data("cases/c-dup-key/dup_escaped.safetensors")); }).code() ==
         ErrorCode::DuplicateKey);
+}
+
+TEST_CASE("dequantize gives back the values of the codes") {
+  const at::Tensor weight = values({3, 4});
+  Model model = model_of({{"fc.weight", weight}});
+  model.quantize_layer("fc", quantized(weight, kInt8));
+  const at::Tensor codes = model.tensor("fc.weight");
+  dequantize(model);
+  CHECK_FALSE(model.layer("fc").quantized);
+  CHECK(model.tensor("fc.weight").equal(codes));
+  CHECK(model.nbytes() == 3 * 4 * 4);
+}
+
+TEST_CASE("a bare layer is called by its weight and stays in float") {
+  Model model = Model::from_tensors({{"weight", at::ones({4, 8})}, {"bias", at::ones({4})}});
+  REQUIRE(model.layers().size() == 1);
+  const Layer layer = model.layer("weight");
+  CHECK(layer.kind == LayerKind::linear);
+  CHECK(layer.bias == "bias");
+  CHECK_FALSE(layer.float_only.empty());
+  model.mask("weight", at::zeros({4, 8}).eq(1));
+  CHECK(model.tensor("weight").eq(0).all().item<bool>());
+}
+
+TEST_CASE("thousands of layers are edited one by one in a moment") {
+  std::map<std::string, at::Tensor> tensors;
+  for (int i = 0; i < 20000; ++i) tensors[fmt::format("layers.{}.weight", i)] = at::ones({2, 16});
+  Model model = Model::from_tensors(std::move(tensors));
+  for (const Layer& layer : model.layers())
+    model.quantize_layer(layer.name, {quantize_weight(model.tensor(layer.weight), QuantScheme{}), {}});
+  CHECK(model.layer("layers.19999").quantized.has_value());
 }

@@ -1,6 +1,4 @@
 // TorchScript forms that the case files lack; Python writes them (tests/python/make_models.py).
-#include <cstdio>
-
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -10,6 +8,7 @@
 
 #include "catch.hpp"
 #include "io/temporary.hpp"
+#include "model/made.hpp"
 #include "tersor/model/model.hpp"
 
 using namespace tersor;
@@ -17,24 +16,6 @@ using Catch::Matchers::Contains;
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string output_of(const std::string& command) {
-  std::string text;
-  FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) text += static_cast<char>(c);
-  REQUIRE(pclose(pipe) == 0);
-  return text;
-}
-
-/// The directory with the models, made once.
-fs::path made(const std::string& name) {
-  static const TemporaryDirectory directory;
-  static const std::string log =
-      output_of(fmt::format("'{}' -W ignore '{}/tests/python/make_models.py' '{}'", TERSOR_TEST_PYTHON,
-                            TERSOR_SOURCE_DIR, (directory / "").string()));
-  return directory / (name + ".pt");
-}
 
 LayerQuantization int8(const Model& model, const std::string& layer, ActivationQuant activation = {}) {
   return {quantize_weight(model.tensor(model.layer(layer).weight), QuantScheme{}), activation};
@@ -62,7 +43,6 @@ TEST_CASE("a tied head is a head, and its codes leave the embedding alone", "[sc
     const Layer head = model.layer("lm_head");
     CHECK(head.is_head);
     CHECK(head.weight == "lm_head.weight");
-    CHECK(head.output_is_model_output);
     CHECK_FALSE(model.layer("mix").is_head);
 
     const std::vector<at::Tensor> ids{at::arange(3).view({1, 3})};
@@ -241,4 +221,121 @@ TEST_CASE("bfloat16 weights keep their dtype", "[script]") {
 TEST_CASE("what would be lost is refused by name", "[script]") {
   CHECK_THROWS_WITH(Model::load(made("exported")), Contains("UnsupportedModel") && Contains("'other'"));
   CHECK_THROWS_WITH(Model::load(made("frozen")), Contains("UnsupportedModel") && Contains("torch.jit.freeze"));
+}
+
+TEST_CASE("attributes of the network's own are never taken for scales or codes", "[script]") {
+  Model model = Model::load(made("own_names"));
+  const std::vector<at::Tensor> input{at::randn({4, 8})};
+  model.set_example(input);
+  model.quantize_layer("weight", int8(model, "weight", {ActivationMode::per_token}));
+  const at::Tensor wanted = model.forward(input)[0];
+  const Model stock = reloaded(model, {.lowering = Lowering::aten});
+  CHECK(at::allclose(stock.forward(input)[0], wanted, 1e-4, 1e-4));
+  CHECK(stock.tensor("weight_scale").eq(3).all().item<bool>());
+
+  CHECK_THAT(model.layer("inner").float_only, Contains("weight_packed"));
+  CHECK_THROWS_WITH(model.quantize_layer("inner", int8(model, "inner")),
+                    Contains("UnsupportedLayer") && Contains("weight_packed"));
+  CHECK(at::equal(model.forward(input)[0], wanted));
+}
+
+TEST_CASE("a layer says why its weight cannot become codes", "[script]") {
+  Model model = Model::load(made("stays_float"));
+  const std::map<std::string, std::string> reasons{{"one", "two different biases"},
+                                                   {"doubled", "computed and not a parameter"},
+                                                   {"even", "pads its two sides differently"},
+                                                   {"stride", "computed while the network runs"}};
+  for (const auto& [layer, why] : reasons) {
+    INFO(layer);
+    CHECK_THAT(model.layer(layer).float_only, Contains(why));
+    CHECK_THROWS_WITH(model.quantize_layer(layer, int8(model, layer)), Contains("UnsupportedLayer") && Contains(why));
+  }
+  // An addend that is no bias is left alone.
+  CHECK(model.layer("product").float_only.empty());
+  CHECK(model.layer("product").bias.empty());
+  const std::vector<at::Tensor> input{at::randn({2, 3, 8})};
+  const at::Tensor before = model.forward(input)[0];
+  model.quantize_layer("product", int8(model, "product"));
+  CHECK(model.forward(input)[0].sub(before).norm().item<float>() < 0.02F * before.norm().item<float>());
+}
+
+TEST_CASE("a saved network in stock operators is checked layer by layer", "[script]") {
+  for (const char* file : {"own_names", "half_linear"}) {
+    INFO(file);
+    Model model = Model::load(made(file));
+    const std::string layer = model.layers().front().name;
+    const at::ScalarType type = model.layers().front().dtype;
+    const std::int64_t width = model.layers().front().shape[1];
+    const std::vector<at::Tensor> input{at::randn({4, width}).to(type)};
+    model.set_example(input);
+    for (const ActivationQuant& mode : {ActivationQuant{}, ActivationQuant{ActivationMode::per_token},
+                                        ActivationQuant{ActivationMode::per_tensor, 0.05F, -3}}) {
+      Model codes = model.clone();
+      codes.quantize_layer(layer, int8(codes, layer, mode));
+      const at::Tensor wanted = codes.forward(input)[0].to(at::kFloat);
+      const at::Tensor stock = reloaded(codes, {.lowering = Lowering::aten}).forward(input)[0].to(at::kFloat);
+      const double step = type == at::kHalf ? 0x1p-9 : 1e-4;  // a few roundings to the type of the outputs
+      CHECK(at::allclose(stock, wanted, step, step));
+    }
+  }
+}
+
+TEST_CASE("what examines a written file can refuse it", "[script]") {
+  const TemporaryDirectory scratch;
+  const Model model = Model::load(made("root_linear"));
+  bool seen = false;
+  model.save(scratch / "a.pt", {.examine = [&](const fs::path& file) {
+               seen = true;
+               CHECK(Model::load(file).layers().size() == 1);
+             }});
+  CHECK(seen);
+  SaveOptions refuse;
+  refuse.examine = [](const fs::path&) { throw Error(ErrorCode::VerificationFailed, "no"); };
+  CHECK_THROWS_WITH(model.save(scratch / "b.pt", refuse), Contains("VerificationFailed"));
+  CHECK(scratch.files() == 1);
+}
+
+TEST_CASE("a network that changes its input in place leaves the caller's alone", "[script]") {
+  const Model model = Model::load(made("changes_input"));
+  const at::Tensor x = at::ones({2, 4});
+  const at::Tensor once = model.forward({x})[0];
+  CHECK(x.eq(1).all().item<bool>());
+  CHECK(at::equal(model.forward({x})[0], once));
+}
+
+TEST_CASE("a network that changes its own buffer is refused by the buffer's name", "[script]") {
+  Model model = Model::load(made("counts"));
+  model.set_example({at::ones({2, 4})});
+  const TemporaryDirectory scratch;
+  CHECK_THROWS_WITH(model.save(scratch / "a.pt"), Contains("UnsupportedModel") && Contains("'calls'"));
+  CHECK_THROWS_WITH(model.graph(), Contains("UnsupportedModel") && Contains("'calls'"));
+}
+
+TEST_CASE("operators with any number of arguments are interpreted; exceptions speak for themselves", "[script]") {
+  Model model = Model::load(made("talks"));
+  model.set_example({at::ones({2, 4})});
+  CHECK(model.graph().outputs.size() == 2);
+  model.set_example({at::ones({2, 2, 4})});
+  CHECK_THROWS_WITH(model.graph(), Contains("two dimensions, please") && !Contains("INTERNAL"));
+  CHECK_THROWS_WITH(model.forward(model.example()), Contains("two dimensions, please") && !Contains("INTERNAL"));
+}
+
+TEST_CASE("the graph tells what another course reads", "[script]") {
+  Model model = Model::load(made("other_course"));
+  model.set_example({at::ones({2, 8})});
+  const Graph& graph = model.graph();
+  CHECK(graph.data_dependent.empty());
+  CHECK(graph.other_courses.contains(graph.find("large.weight")));
+  CHECK(graph.other_courses.contains(graph.find("large.bias")));
+  CHECK_FALSE(graph.other_courses.contains(graph.find("small.weight")));
+  CHECK_FALSE(graph.other_courses.contains(graph.inputs[0]));  // a way that only raises is none
+  // What stem hands on, and what comes out of the branch.
+  CHECK(graph.other_courses.size() == 4);
+}
+
+TEST_CASE("symbolic links are followed only where that is allowed", "[script]") {
+  const TemporaryDirectory scratch;
+  fs::create_symlink(made("root_linear"), scratch / "link.pt");
+  CHECK(Model::load(scratch / "link.pt").runnable());
+  CHECK_THROWS_WITH(Model::load(scratch / "link.pt", {.follow_symlinks = false}), Contains("NotRegularFile"));
 }

@@ -152,11 +152,9 @@ TEST_CASE("layers have their submodule's name, whatever the file was made with",
     CHECK(stem.weight == "stem.weight");
     CHECK(stem.bias == "stem.bias");
     CHECK(stem.shape == model.tensor("stem.weight").sizes().vec());
-    CHECK_FALSE(stem.output_is_model_output);
     CHECK(model.layer("l1.c1").bias.empty());
     CHECK(model.layer("l1.b1").kind == LayerKind::batch_norm);
     CHECK(model.layer("fc").kind == LayerKind::linear);
-    CHECK(model.layer("fc").output_is_model_output);
     CHECK_FALSE(model.layer("fc").is_head);
     CHECK_THROWS_WITH(model.layer("l1.c3"),
                       Catch::Matchers::Contains("NoSuchTarget") && Catch::Matchers::Contains("l1.c1"));
@@ -164,11 +162,6 @@ TEST_CASE("layers have their submodule's name, whatever the file was made with",
   CHECK(Model::load(data / "cases/sp-lstm/model.pt").layer("rnn").weight == "rnn.weight_ih_l0");
   CHECK(Model::load(data / "cases/sp-depthwise/model.pt").layer("dw").groups == 8);
   CHECK(Model::load(data / "cases/sp-deconv/model.pt").layer("t1").kind == LayerKind::conv_transpose);
-  const Model heads = Model::load(data / "cases/sp-two-heads/model.pt");
-  CHECK(heads.layer("cls").output_is_model_output);
-  CHECK(heads.layer("box").output_is_model_output);
-  CHECK(heads.layer("box2").output_is_model_output);
-  CHECK_FALSE(heads.layer("trunk").output_is_model_output);
 }
 
 TEST_CASE("the graph is flat and names parameters", "[script]") {
@@ -438,4 +431,25 @@ TEST_CASE("what cannot be read is refused by class", "[script]") {
   same_file.overwrite = true;
   same_file.source = scratch / "a.pt";
   CHECK_THROWS_WITH(model.save(scratch / "a.pt", same_file), Catch::Matchers::Contains("OutputIsInput"));
+}
+
+TEST_CASE("kept indices of a foreign file must fit its tensors", "[script]") {
+  const TemporaryDirectory scratch;
+  Model model = load(cases[0]);
+  SaveOptions options;
+  options.overwrite = true;
+  for (const char* kept : {R"({"conv.weight:0": [7]})", R"({"conv.weight:9": [0, 1]})", R"({"conv.weight": [0]})",
+                           R"({"conv.weight:0": [-1, 0, 1, 2, 3, 4, 5, 6]})", R"({"gone.weight:0": [2, 1]})",
+                           R"({"conv.weight:0": [0, 1, 2, 3, 4, 4, 5, 6]})", R"({"conv.weight:0x": [0]})"}) {
+    INFO(kept);
+    model.metadata()["tersor.kept"] = kept;
+    model.save(scratch / "foreign.pt", options);
+    CHECK_THROWS_WITH(Model::load(scratch / "foreign.pt"), Catch::Matchers::Contains("BadMetadata") &&
+                                                               Catch::Matchers::Contains("weight") &&
+                                                               Catch::Matchers::Contains("foreign.pt"));
+  }
+  // A tensor that has left the file may be spoken of; when it comes back, its list is not trusted.
+  model.metadata()["tersor.kept"] = R"({"conv.weight:0": [1, 2, 3, 4, 5, 6, 7, 9], "gone.weight:0": [2]})";
+  model.save(scratch / "foreign.pt", options);
+  CHECK(Model::load(scratch / "foreign.pt").kept().size() == 2);
 }

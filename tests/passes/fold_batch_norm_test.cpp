@@ -1,7 +1,9 @@
 #include <limits>
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
 
+#include "model/made.hpp"
 #include "support.hpp"
 #include "tersor/passes/fold.hpp"
 #include "tersor/pipeline/pipeline.hpp"
@@ -91,4 +93,34 @@ TEST_CASE("fold_batch_norm: only BatchNorm layers can be named") {
   Net net;
   check_error(ErrorCode::UnsupportedLayer, {"'fc'", "Linear"},
               [&] { Pipeline{fold::BatchNorm{.targets = {"fc"}}}.run(net.model); });
+}
+
+TEST_CASE("fold_batch_norm: what another call or another course needs stays, and every BatchNorm is named") {
+  Model model = Model::load(made("folds"));
+  const std::vector<at::Tensor> few{at::randn({2, 3, 8, 8})}, many{at::randn({8, 3, 8, 8})};
+  model.set_example(few);
+  const at::Tensor wanted = model.forward(few)[0], other = model.forward(many)[0];
+  auto verdict = verdicts(Pipeline{fold::BatchNorm{}}.run(model).passes.front());
+  const std::map<std::string, std::string> reasons{{"doubled_bn", "computed"},
+                                                   {"first_bn", "bias of 'first' is used more than once"},
+                                                   {"second_bn", "bias of 'second' is used more than once"},
+                                                   {"plain_bn", "no weight and no bias"},
+                                                   {"scale", "not a parameter of its own"},
+                                                   {"branch_bn", "another course at prim::If"},
+                                                   {"last_bn", "folded into last"}};
+  CHECK(verdict.size() == reasons.size());
+  for (const auto& [layer, why] : reasons) {
+    INFO(layer << ": " << verdict[layer]);
+    CHECK(verdict[layer].find(why) != std::string::npos);
+  }
+  CHECK(largest(model.forward(few)[0].sub(wanted)) <= 2e-5 * largest(wanted));
+  CHECK(largest(model.forward(many)[0].sub(other)) <= 2e-5 * largest(other));
+}
+
+TEST_CASE("fold_into refuses a producer whose bias is computed") {
+  Model model = Model::load(made("folds"));
+  model.set_example({at::randn({2, 3, 8, 8})});
+  check_error(ErrorCode::UnsupportedLayer, {"'doubled'", "computed"}, [&] {
+    model.fold_into("doubled_bn", "doubled", model.tensor("doubled.weight"), model.tensor("doubled_bn.bias"));
+  });
 }

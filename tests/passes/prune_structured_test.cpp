@@ -7,9 +7,11 @@
 #include <vector>
 
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <unistd.h>
 
 #include "catch.hpp"
+#include "model/made.hpp"
 #include "tersor/core/error.hpp"
 #include "tersor/io/safetensors.hpp"
 #include "tersor/passes/prune.hpp"
@@ -269,4 +271,20 @@ TEST_CASE("prune_structured: round_to rounds what stays up, min_channels holds, 
   CHECK(width({.amount = 0.5, .targets = {"c3"}}, "stem") == 4);
   CHECK(width({.amount = 0.5, .ignore = {"c3"}}, "stem") == 8);
   CHECK(width({.amount = 0.5, .ignore = {"c3"}}, "c1") == 4);
+}
+
+TEST_CASE("prune_structured: what another course of the network reads stays whole and is named") {
+  Model model = Model::load(made("other_course"));
+  const std::vector<at::Tensor> few{at::randn({2, 8})}, many{at::randn({8, 8})};
+  model.set_example(few);
+  const PassReport report = Pipeline{prune::Structured{.amount = 0.5}}.run(model).passes.front();
+  std::set<std::string> skipped;
+  for (const ReportRow& row : report.rows)
+    if (row.action == "skipped" && row.details.at(0).second.find("another course at prim::If") != std::string::npos)
+      skipped.insert(row.layer);
+  CHECK(skipped == std::set<std::string>{"stem", "small"});
+  CHECK(model.tensor("free.weight").size(0) == 6);  // before the branch, and free to go
+  CHECK(model.tensor("stem.weight").size(0) == 8);
+  CHECK(model.forward(few)[0].sizes() == at::IntArrayRef({2, 3}));
+  CHECK(model.forward(many)[0].sizes() == at::IntArrayRef({8, 3}));
 }

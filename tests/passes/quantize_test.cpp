@@ -12,6 +12,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include "model/made.hpp"
 #include "support.hpp"
 #include "tersor/calibrate/observer.hpp"
 #include "tersor/passes/registry.hpp"
@@ -328,4 +329,19 @@ TEST_CASE("quantize: weight-only codes are the same for any number of threads") 
     ++compared;
   }
   CHECK(compared == 5);
+}
+
+TEST_CASE("quantize: what cannot become codes is skipped with its reason, and an error when it is targeted") {
+  Model model = Model::load(made("stays_float"));
+  PassReport report = Pipeline{quantize::Weights{}}.run(model).passes.front();
+  std::map<std::string, std::string> skipped;
+  for (const ReportRow& row : report.rows)
+    if (row.action == "skipped") skipped[row.layer] = row.details.at(0).second;
+  CHECK(skipped["one"].find("two different biases") != std::string::npos);
+  CHECK(skipped["doubled"].find("computed") != std::string::npos);
+  CHECK(skipped["stride"].find("computed") != std::string::npos);
+  CHECK(skipped["even"].find("two sides") != std::string::npos);
+  CHECK(model.layer("product").quantized.has_value());
+  check_error(ErrorCode::UnsupportedLayer, {"'even'", "two sides"},
+              [&] { Pipeline{quantize::Weights{.targets = {"even"}}}.run(model); });
 }

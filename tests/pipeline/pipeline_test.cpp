@@ -193,3 +193,9 @@ TEST_CASE("the reference knows the C++ name of a pass", "[pipeline]") {
   CHECK(pass_info<fake::Scale>().type == "fake::Scale");
   CHECK(pass_info<fake::Plain>().type == "fake::Plain");
 }
+
+TEST_CASE("a tensor with two names counts once", "[pipeline]") {
+  const at::Tensor shared = at::arange(6, at::kFloat);
+  Model model = Model::from_tensors({{"a.weight", shared}, {"b.weight", shared}, {"c.weight", shared.clone()}});
+  CHECK(Pipeline{}.run(model).parameters_before == 12);
+}

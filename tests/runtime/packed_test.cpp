@@ -15,6 +15,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -125,7 +126,10 @@ TEST_CASE("inputs of other shapes, strides and types", "[packed]") {
     for (const auto dtype : {at::kHalf, at::kBFloat16, at::kDouble}) {
       const at::Tensor other = layer->forward(x.to(dtype), false);
       REQUIRE(other.scalar_type() == dtype);
-      const at::Tensor want = at::linear(x.to(dtype), dequantize(layer->weight()).to(dtype), bias.to(dtype));
+      // Inputs are quantized as floats, whatever their type.
+      const at::Tensor want = a.mode == ActivationMode::none
+                                  ? at::linear(x.to(dtype), dequantize(layer->weight()).to(dtype), bias.to(dtype))
+                                  : layer->forward(x.to(dtype).to(at::kFloat), false).to(dtype);
       REQUIRE(at::equal(other, want));
     }
     std::string message;
@@ -217,6 +221,94 @@ TEST_CASE("gradients reach the input", "[packed]") {
   const at::Tensor plain = layer->forward(x, false);
   REQUIRE_FALSE(plain.requires_grad());
   REQUIRE(y.allclose(plain, 1e-6, 1e-6));
+}
+
+TEST_CASE("gradients leave the integer result as it is", "[packed]") {
+  for (const ActivationQuant& a : {kPerToken, kPerTensor}) {
+    const Packed layer = packed(at::randn({5, 8}), at::randn({5}), a);
+    for (const at::Tensor& x : {at::randn({3, 8}), at::randn({2, 3, 8}), at::randn({8})}) {
+      const at::Tensor plain = layer->forward(x, false);
+      REQUIRE(at::equal(layer->forward(x.clone().requires_grad_(true), false), plain));
+      REQUIRE(at::equal(layer->forward(x.clone().requires_grad_(true), true), plain.relu()));
+    }
+  }
+}
+
+TEST_CASE("a bias from elsewhere counts as a packed one", "[packed]") {
+  for (const auto& s : {scheme(8, true, Granularity::per_channel), scheme(4, false, Granularity::per_group, 8),
+                        scheme(8, false, Granularity::per_group, 7)})
+    for (const ActivationQuant& a : {kNone, kPerToken, kPerTensor}) {
+      const at::Tensor w = at::randn({37, 24});
+      const at::Tensor bias = at::randn({37});
+      const Packed with = packed(w, bias, a, s);
+      const Packed without = packed(w, std::nullopt, a, s);
+      for (const at::Tensor& x : {at::randn({1, 24}), at::randn({3, 24}), at::randn({2, 70, 24}), at::randn({24})}) {
+        REQUIRE(at::equal(without->forward(x, bias), with->forward(x, false)));
+        REQUIRE(at::equal(without->forward(x, at::Tensor()), without->forward(x, false)));
+        // Strided, and of another type that holds the same values.
+        const at::Tensor strided = bias.unsqueeze(1).repeat({1, 2}).select(1, 0);
+        REQUIRE(at::equal(without->forward(x, strided), with->forward(x, false)));
+        const at::Tensor half = bias.to(at::kHalf);
+        REQUIRE(at::equal(without->forward(x, half), packed(w, half, a, s)->forward(x, false)));
+      }
+
+      // The gradients are those of the dequantized layer.
+      const at::Tensor x = at::randn({4, 24});
+      const at::Tensor weights = at::randn({4, 37});
+      const auto gradients = [&](const auto& run) {
+        const at::Tensor input = x.clone().requires_grad_(true);
+        const at::Tensor b = bias.clone().requires_grad_(true);
+        run(input, b).mul(weights).sum().backward();
+        return std::pair(input.grad(), b.grad());
+      };
+      const at::Tensor dense = dequantize(with->weight());
+      const auto got = gradients([&](const at::Tensor& i, const at::Tensor& b) { return without->forward(i, b); });
+      const auto want = gradients([&](const at::Tensor& i, const at::Tensor& b) { return at::linear(i, dense, b); });
+      REQUIRE(at::equal(got.first, want.first));
+      REQUIRE(at::equal(got.second, want.second));
+
+      // The bias alone may be trained.
+      const at::Tensor b = bias.clone().requires_grad_(true);
+      const at::Tensor y = without->forward(x, b);
+      REQUIRE(at::equal(y, with->forward(x, false)));
+      y.sum().backward();
+      REQUIRE(at::equal(b.grad(), at::full({37}, 4.0F)));
+
+      REQUIRE(code_of([&] { without->forward(x, at::zeros({36})); }) == ErrorCode::BadShape);
+      REQUIRE(code_of([&] { without->forward(x, at::zeros({37}, at::kLong)); }) == ErrorCode::BadShape);
+      REQUIRE(code_of([&] { with->forward(x, bias); }) == ErrorCode::BadUsage);
+    }
+}
+
+TEST_CASE("packed embeddings dequantize the rows asked for", "[packed]") {
+  for (const auto& s : {scheme(8, true, Granularity::per_channel), scheme(8, false, Granularity::per_group, 4),
+                        scheme(4, true, Granularity::per_channel), scheme(4, false, Granularity::per_group, 4),
+                        scheme(4, false, Granularity::per_tensor)})
+    for (const auto dtype : {at::kFloat, at::kHalf}) {
+      const PackedEmbedding table(quantize_weight(at::randn({11, 7}).to(dtype), s));
+      const at::Tensor dense = dequantize(table.weight());
+      const at::Tensor ids = at::randint(0, 11, {3, 5}, at::kLong);
+      const at::Tensor want = dense.index_select(0, ids.flatten()).reshape({3, 5, 7});
+      REQUIRE(at::equal(table.forward(ids), want));
+      REQUIRE(table.forward(ids).scalar_type() == dtype);
+      REQUIRE(at::equal(table.forward(ids.to(at::kInt)), want));
+      REQUIRE(at::equal(table.forward(ids.t()), want.transpose(0, 1)));
+      REQUIRE(at::equal(table.forward(ids.select(1, 2)), want.select(1, 2)));
+      REQUIRE(at::equal(table.forward(ids[1][2]), want[1][2]));
+      REQUIRE(table.forward(at::zeros({0, 2}, at::kLong)).sizes() == at::IntArrayRef({0, 2, 7}));
+      const auto again = PackedEmbedding::from_state(table.state());
+      REQUIRE(at::equal(again->forward(ids), want));
+      for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{11}, std::numeric_limits<std::int64_t>::max()}) {
+        std::string message;
+        REQUIRE(code_of([&] { table.forward(at::full({2}, bad, at::kLong)); }, &message) == ErrorCode::BadData);
+        REQUIRE(message.find(std::to_string(bad)) != std::string::npos);
+        REQUIRE(message.find("[0, 11)") != std::string::npos);
+      }
+      REQUIRE(code_of([&] { table.forward(at::zeros({2})); }) == ErrorCode::UnsupportedDtype);
+    }
+  REQUIRE(code_of([] { PackedEmbedding(quantize_weight(at::zeros({2, 2, 2}), {})); }) == ErrorCode::BadData);
+  const c10::IValue state = PackedEmbedding(quantize_weight(at::randn({5, 2}), {})).state();
+  REQUIRE(code_of([&] { PackedEmbedding::from_state(with_field(state, 4, at::zeros({5}))); }) == ErrorCode::BadData);
 }
 
 TEST_CASE("packed convolutions compute with dequantized weights", "[packed]") {
@@ -341,6 +433,7 @@ TEST_CASE("hostile states are refused", "[packed]") {
         std::vector<c10::IValue>(fields.begin(), fields.begin() + static_cast<std::ptrdiff_t>(left)));
     REQUIRE(code_of([&] { PackedLinear::from_state(cut); }) == ErrorCode::BadData);
     REQUIRE(code_of([&] { PackedConv::from_state(cut); }) == ErrorCode::BadData);
+    REQUIRE(code_of([&] { PackedEmbedding::from_state(cut); }) == ErrorCode::BadData);
   }
   fields.emplace_back(0);
   REQUIRE(code_of([&] { PackedLinear::from_state(c10::ivalue::Tuple::create(fields)); }) == ErrorCode::BadData);
@@ -362,4 +455,9 @@ TEST_CASE("the operators are registered", "[packed]") {
   torch::jit::Stack stack{line, conv, c10::IValue(one), c10::IValue(one), c10::IValue(one), 1};
   c10::Dispatcher::singleton().findSchemaOrThrow("tersor::conv", "").callBoxed(stack);
   REQUIRE(at::equal(stack.at(0).toTensor(), conv->forward(line, one, one, one, 1)));
+  const auto table = c10::make_intrusive<PackedEmbedding>(quantize_weight(at::randn({5, 2}), {}));
+  const at::Tensor ids = at::full({3}, 4, at::kLong);
+  torch::jit::Stack arguments{ids, table};
+  c10::Dispatcher::singleton().findSchemaOrThrow("tersor::embedding", "").callBoxed(arguments);
+  REQUIRE(at::equal(arguments.at(0).toTensor(), table->forward(ids)));
 }

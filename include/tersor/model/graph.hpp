@@ -52,6 +52,10 @@ struct Graph {
   /// Branches and loops whose course depends on the values of the example, each by its place: `nodes` shows the course
   /// that this example took, and another input may take another one.
   std::vector<std::string> data_dependent;
+  /// Where a branch or a loop depends on sizes of the inputs, another input may take a course that `nodes` does not
+  /// show: the values that it reads or that come out of either course, with the place of the branch. Their shapes and
+  /// meaning must stay as they are.
+  std::map<ValueId, std::string> other_courses;
 
   /// ValueId of a parameter or buffer; -1 if it takes no part.
   ValueId find(std::string_view parameter) const;

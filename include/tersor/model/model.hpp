@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -13,7 +14,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "tersor/model/graph.hpp"
+#include "tersor/model/masks.hpp"
 #include "tersor/runtime/qtensor.hpp"
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace tersor {
 
@@ -42,9 +48,9 @@ struct Layer {
   std::string bias;                 ///< empty without one
   std::vector<std::int64_t> shape;  ///< of the weight
   at::ScalarType dtype = at::kFloat;
-  std::int64_t groups = 1;              ///< convolutions
-  bool output_is_model_output = false;  ///< a head: nothing but element-wise or shape operators stands behind it
-  bool is_head = false;  ///< `lm_head`, tied to an Embedding or as wide as its vocabulary: skipped by default
+  std::int64_t groups = 1;  ///< of convolutions and GroupNorm
+  bool is_head = false;     ///< `lm_head`, tied to an Embedding or as wide as its vocabulary: skipped by default
+  std::string float_only;   ///< why its weight cannot become codes here; empty when it can
   std::optional<LayerQuantization> quantized;  ///< set once the weight has become codes
 };
 
@@ -61,6 +67,21 @@ struct SaveOptions {
   Lowering lowering = Lowering::tersor;
   bool overwrite = false;
   std::filesystem::path source = {};  ///< refused as output, also through links; empty: not checked
+  /// Sees the written file before it takes its place; what it throws leaves no file.
+  std::function<void(const std::filesystem::path&)> examine = {};
+};
+
+struct EagerNetwork;  // wrap.hpp
+class Example;
+
+/// How a module of the user's own program is captured.
+struct WrapOptions {
+  /// Per input the dimension that counts samples, -1 for none. Empty: dimension 0 of every input.
+  std::vector<std::int64_t> batch_dims = {};
+  /// Inputs of other sizes, in place of a batch one larger: every dimension that differs may vary later.
+  std::vector<at::Tensor> other_example = {};
+  /// Masks that shall hold on this module, by name: those of the network it was cloned from, or what load_into gave.
+  Masks masks = {};
 };
 
 /// One handle over a network, whatever it came from. Copies share the network; `clone` copies it.
@@ -73,6 +94,19 @@ class Model {
   /// A checkpoint made of named tensors.
   static Model from_tensors(std::map<std::string, at::Tensor> tensors,
                             std::map<std::string, std::string> metadata = {});
+
+  /// A module of the user's own program, edited in place; include tersor/model/wrap.hpp.
+  ///
+  /// `module` is a std::shared_ptr or a TORCH_MODULE holder whose forward takes and gives tensors; `call(M&, inputs…)`
+  /// stands for another method. The module runs in eval mode while it is captured, twice with different batch sizes;
+  /// what follows them becomes computed. UnsupportedModel names the place of what cannot (a float that follows the
+  /// batch, a branch), and a capture that gives other values than the module is refused.
+  template <typename M>
+  static Model wrap(const M& module, const Example& example, const WrapOptions& options = {});
+  template <typename M, typename Call>
+  requires(!std::convertible_to<Call, Example>) static Model
+      wrap(const M& module, Call call, const Example& example, const WrapOptions& options = {});
+  static Model wrap_network(EagerNetwork network, std::vector<at::Tensor> example, const WrapOptions& options);
 
   class Impl;
   explicit Model(std::shared_ptr<Impl> impl);
@@ -120,8 +154,20 @@ class Model {
   /// none.
   void fold_into(std::string_view batch_norm, std::string_view producer, const at::Tensor& weight,
                  const at::Tensor& bias);
+  /// Quantized weights become float again, with the values of their codes; those of a wrapped module in its old
+  /// handles.
+  friend void dequantize(Model& model);
   /// Runs the example again and rebuilds the graph after edits. Throws UnsupportedGraph when it does not run any more.
   void refresh();
+
+  // --- training a wrapped module ---
+  /// The masks of `prune_l1`, live: for prune::Masked. Gradients of masked weights are masked already.
+  Masks masks() const;
+  /// Masks end; the zeros stay as they are, and training may change them.
+  void permanent();
+  /// When channels are removed, what this optimizer remembers of the parameters (momentum, moments) is cut with them.
+  /// It must live as long as the model is edited. SGD, Adam, AdamW, RMSprop, Adagrad, LBFGS, or derived from them.
+  void follow(torch::optim::Optimizer& optimizer);
 
   // --- the artifact ---
   /// What the file says of itself: `tersor.version`, `tersor.recipe`, `tersor.source`, `tersor.layers`, `tersor.kept`.
@@ -136,5 +182,7 @@ class Model {
  private:
   std::shared_ptr<Impl> impl_;
 };
+
+void dequantize(Model& model);
 
 }  // namespace tersor

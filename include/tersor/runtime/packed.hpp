@@ -25,6 +25,10 @@ class PackedLinear : public torch::CustomClassHolder {
 
   at::Tensor forward(const at::Tensor& x, bool relu) const;
 
+  /// The same bits as a layer that was packed with `bias` [out_features] (undefined: none), for a bias that lives
+  /// elsewhere; gradients reach it. This layer has none of its own, or BadUsage is thrown.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& bias) const;
+
   const QTensor& weight() const;
   const std::optional<at::Tensor>& bias() const;
   const ActivationQuant& activation() const;
@@ -50,6 +54,7 @@ class PackedConv : public torch::CustomClassHolder {
 
   const QTensor& weight() const { return weight_; }
   const std::optional<at::Tensor>& bias() const { return bias_; }
+  const at::Tensor& dense() const { return dense_; }  ///< the dequantized weight
 
   c10::IValue state() const;
   static c10::intrusive_ptr<PackedConv> from_state(const c10::IValue& state);
@@ -58,6 +63,26 @@ class PackedConv : public torch::CustomClassHolder {
   QTensor weight_;
   std::optional<at::Tensor> bias_;
   at::Tensor dense_;
+};
+
+/// An Embedding whose table [vocabulary, features] is stored as codes; only the rows asked for are dequantized.
+///
+/// TorchScript class `__torch__.torch.classes.tersor.PackedEmbedding`; run by `tersor::embedding(ids, packed)`.
+/// Input: int64 or int32 ids of any shape [...], output [..., features] of the original table's dtype.
+class PackedEmbedding : public torch::CustomClassHolder {
+ public:
+  explicit PackedEmbedding(QTensor weight);
+
+  /// Throws BadData for an id that is no row of the table.
+  at::Tensor forward(const at::Tensor& ids) const;
+
+  const QTensor& weight() const { return weight_; }
+
+  c10::IValue state() const;
+  static c10::intrusive_ptr<PackedEmbedding> from_state(const c10::IValue& state);
+
+ private:
+  QTensor weight_;
 };
 
 }  // namespace tersor

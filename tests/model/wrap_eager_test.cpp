@@ -1,0 +1,148 @@
+#include "catch.hpp"
+
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/optim/sgd.h>
+
+#include "eager/networks.hpp"
+#include "io/temporary.hpp"
+#include "tersor/model/wrap.hpp"
+
+using namespace tersor;
+
+namespace {
+
+std::string message_of(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("a wrapped module shows its layers and computes what the module does", "[wrap]") {
+  torch::manual_seed(1);
+  auto net = eager::mlp();
+  const torch::Tensor x = torch::randn({4, 24});
+  const Model model = Model::wrap(net, {x});
+  REQUIRE(model.backend() == Backend::module);
+  std::vector<std::string> names;
+  for (const Layer& layer : model.layers()) names.push_back(layer.name);
+  REQUIRE(names == std::vector<std::string>{"0", "2", "4"});
+  REQUIRE(model.layer("0").shape == std::vector<std::int64_t>{64, 24});
+  REQUIRE(model.tensor_names() ==
+          std::vector<std::string>{"0.bias", "0.weight", "2.bias", "2.weight", "4.bias", "4.weight"});
+  REQUIRE(model.forward({x}).at(0).equal(net->forward(x)));
+  REQUIRE(net->is_training());
+  REQUIRE(model.graph().inputs.size() == 1);
+}
+
+TEST_CASE("the saved file computes what the module does, for any batch", "[wrap]") {
+  torch::manual_seed(2);
+  const TemporaryDirectory folder;
+  const auto check_saved = [&](auto net, const Example& example, const std::vector<std::vector<at::Tensor>>& others) {
+    const Model model = Model::wrap(net, example);
+    const auto path = folder / "net.pt";
+    model.save(path, {.overwrite = true});
+    torch::jit::Module read = torch::jit::load(path.string());
+    net->eval();
+    for (const auto& inputs : others) {
+      const std::vector<at::Tensor> wanted = model.forward(inputs);
+      read.eval();
+      const c10::IValue got = read.forward({inputs.begin(), inputs.end()});
+      if (wanted.size() == 1) {
+        REQUIRE(torch::allclose(got.toTensor(), wanted[0], 1e-5, 1e-6));
+      } else {
+        for (std::size_t i = 0; i < wanted.size(); ++i)
+          REQUIRE(torch::allclose(got.toTupleRef().elements()[i].toTensor(), wanted[i], 1e-5, 1e-6));
+      }
+    }
+  };
+  check_saved(eager::mlp(), {torch::randn({4, 24})}, {{torch::randn({1, 24})}, {torch::randn({9, 24})}});
+  check_saved(eager::ResNet(), {torch::randn({2, 3, 8, 8})}, {{torch::randn({5, 3, 8, 8})}});
+  check_saved(eager::Transformer(), {torch::randn({2, 6, 16})},
+              {{torch::randn({5, 6, 16})}, {torch::randn({1, 6, 16})}});
+  check_saved(eager::Tagger(), {torch::randint(50, {2, 7})},
+              {{torch::randint(50, {5, 7})}, {torch::randint(50, {1, 7})}});
+  check_saved(eager::Shared(), {torch::randn({2, 8})}, {{torch::randn({5, 8})}});
+  check_saved(eager::Bare(), {torch::randn({2, 10})}, {{torch::randn({5, 10})}});
+  check_saved(eager::HardCoded(), {torch::randn({2, 1, 8, 8})}, {{torch::randn({5, 1, 8, 8})}});
+  check_saved(eager::TwoInputs(), {torch::randn({2, 6}), torch::randn({2, 4})},
+              {{torch::randn({5, 6}), torch::randn({5, 4})}});
+  check_saved(eager::Dictionary(), {{"a", torch::randn({2, 6})}, {"b", torch::randn({2, 4})}},
+              {{torch::randn({5, 6}), torch::randn({5, 4})}});
+}
+
+TEST_CASE("other dimensions vary when a second example says so", "[wrap]") {
+  torch::manual_seed(3);
+  const TemporaryDirectory folder;
+  eager::Transformer net;
+  const Model model = Model::wrap(net, {torch::randn({2, 6, 16})}, {.other_example = {torch::randn({3, 9, 16})}});
+  model.save(folder / "net.pt");
+  torch::jit::Module read = torch::jit::load((folder / "net.pt").string());
+  net->eval();
+  const torch::Tensor x = torch::randn({5, 4, 16});
+  REQUIRE(torch::allclose(read.forward({x}).toTensor(), net->forward(x), 1e-5, 1e-6));
+}
+
+TEST_CASE("a callable stands for another method", "[wrap]") {
+  eager::TwoInputs net;
+  const torch::Tensor a = torch::randn({3, 6});
+  const Model model =
+      Model::wrap(net, [](eager::TwoInputsImpl& self, const torch::Tensor& x) { return self.encode(x); }, {a});
+  REQUIRE(model.forward({a}).at(0).equal(net->encode(a)));
+}
+
+namespace {
+
+struct FollowsBatchImpl : torch::nn::Module {
+  FollowsBatchImpl() : fc(4, 4) { register_module("fc", fc); }
+  torch::Tensor forward(const torch::Tensor& x) { return fc(x) / std::sqrt(double(x.size(0))); }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(FollowsBatch);
+
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() : fc(4, 4) { register_module("fc", fc); }
+  torch::Tensor forward(const torch::Tensor& x) { return x.sum().item<double>() > 0 ? fc(x) : -fc(x) * 2; }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(Branches);
+
+struct FixedBatchImpl : torch::nn::Module {
+  FixedBatchImpl() : fc(4, 4) { register_module("fc", fc); }
+  torch::Tensor forward(const torch::Tensor& x) { return fc(x).view({2, 3, 4}); }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(FixedBatch);
+
+struct HalfBatchImpl : torch::nn::Module {
+  HalfBatchImpl() : fc(4, 4) { register_module("fc", fc); }
+  torch::Tensor forward(const torch::Tensor& x) { return fc(x.view({x.size(0) / 2, 2, 4})).sum(1) + double(x.size(0)); }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(HalfBatch);
+
+}  // namespace
+
+TEST_CASE("what a capture bakes in is refused with its place", "[wrap]") {
+  const torch::Tensor x = torch::ones({6, 4});
+  const std::string root = message_of([&] { Model::wrap(FollowsBatch(), {x}); });
+  INFO(root);
+  REQUIRE(root.find("floating-point number") != std::string::npos);
+  REQUIRE(root.find("aten::div") != std::string::npos);
+  REQUIRE(root.find("fc.") != std::string::npos);
+  const std::string branch = message_of([&] { Model::wrap(Branches(), {x}); });
+  INFO(branch);
+  REQUIRE(branch.find("depends on values") != std::string::npos);
+  const std::string fixed = message_of([&] { Model::wrap(FixedBatch(), {x}); });
+  INFO(fixed);
+  REQUIRE(fixed.find("batch_dims") != std::string::npos);
+  REQUIRE(message_of([&] { Model::wrap(FixedBatch(), {x}, {.batch_dims = {-1}}); }).empty());
+  REQUIRE(message_of([&] {
+            Model::wrap(HalfBatch(), {x}, {.other_example = {torch::ones({10, 4})}});
+          }).find("floating-point number") != std::string::npos);
+  REQUIRE_FALSE(message_of([&] { Model::wrap(eager::mlp(), Example(std::vector<at::Tensor>{})); }).empty());
+}
