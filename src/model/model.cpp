@@ -303,6 +303,7 @@ void Model::set_argument(NodeId node, std::size_t index, const c10::IValue& valu
             index < graph.nodes[static_cast<std::size_t>(node)].arguments.size(),
         ErrorCode::BadUsage, "set_argument: the graph has no argument {} of node {}", index, node);
   impl_->set_argument(node, index, value);
+  impl_->known_layers.reset();
 }
 
 void Model::rewrite(std::string_view name, const at::Tensor& values) {

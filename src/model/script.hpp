@@ -132,6 +132,7 @@ class ScriptModel : public Model::Impl {
   const std::vector<LayerUse>& uses() const;
   std::vector<LayerUse> find_uses() const;
   std::vector<LayerCall> calls_of(const Layer& layer) const;
+  void now_quantized(const Layer& layer, const std::vector<jit::Node*>& calls);
   std::optional<c10::IValue> literal(const jit::Value* value) const;
   bool has_no_bias(const LayerCall& call) const;
   std::string why_float(const Layer& layer, const std::vector<LayerCall>& calls) const;

@@ -334,6 +334,7 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
   owner._ivalue()->setAttr(packed_name, packed);
 
   std::vector<std::string> unread{layer.weight};
+  std::vector<jit::Node*> made;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const LayerCall& call = calls[i];
     for (const jit::Value* part : {call.weight, call.bias})
@@ -359,9 +360,11 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
     node->copyMetadata(call.node);
     replaced.back()->output()->replaceAllUsesWith(node->output());
     destroy({replaced.rbegin(), replaced.rend()});
+    made.push_back(node);
   }
   drop_unread(unread);
-  graph_changed();
+  runner_.reset();
+  now_quantized(layer, made);
 }
 
 void ScriptModel::dequantize_layers() {

@@ -277,6 +277,19 @@ std::vector<LayerCall> ScriptModel::calls_of(const Layer& layer) const {
   throw fail(ErrorCode::NoSuchTarget, "the model has no layer '{}'", escaped(layer.name));
 }
 
+/// The layer's calls have become these; those of others are as they were, so that all need not be found anew.
+void ScriptModel::now_quantized(const Layer& layer, const std::vector<jit::Node*>& calls) {
+  for (LayerUse& use : *uses_) {
+    if (use.layer.name != layer.name) continue;
+    use.calls.clear();
+    for (jit::Node* call : calls) use.calls.push_back(layer_call(script_.root, {}, call).value());
+    const LayerCall& first = use.calls.front();
+    use.layer.bias = first.bias_name;
+    use.layer.quantized = first.quantization;
+    use.layer.dtype = first.quantization->weight.dtype;
+  }
+}
+
 std::vector<Layer> ScriptModel::layers() const {
   std::vector<Layer> layers;
   for (const LayerUse& use : uses()) layers.push_back(use.layer);
