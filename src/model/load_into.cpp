@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "eager.hpp"
+#include "packed_layer.hpp"
 #include "tersor/core/error.hpp"
 #include "tersor/core/names.hpp"
-#include "tersor/runtime/weight_tensor.hpp"
 
 namespace tersor {
 namespace {
@@ -26,15 +26,6 @@ std::vector<std::string> masked_tensors(const Model& file) {
   const auto entry = file.metadata().find("tersor.masked");
   if (entry == file.metadata().end()) return {};
   return nlohmann::json::parse(entry->second).get<std::vector<std::string>>();
-}
-
-at::Tensor weight_tensor(const Layer& layer, const std::optional<at::Tensor>& bias, const std::string& name) {
-  const LayerQuantization& quantization = *layer.quantized;
-  if (layer.kind == LayerKind::linear)
-    return make_weight_tensor(c10::make_intrusive<PackedLinear>(quantization, bias), name);
-  if (layer.kind == LayerKind::embedding)
-    return make_weight_tensor(c10::make_intrusive<PackedEmbedding>(quantization.weight), name);
-  return make_weight_tensor(c10::make_intrusive<PackedConv>(quantization.weight, bias), name);
 }
 
 std::string layer_of(const Slot& slot) {
@@ -106,7 +97,7 @@ Masks load_into(const std::shared_ptr<torch::nn::Module>& module, const std::fil
 
   const at::NoGradGuard no_grad;
   std::set<const c10::TensorImpl*> filled;
-  std::map<const c10::TensorImpl*, at::Tensor> codes;
+  std::map<const c10::TensorImpl*, std::pair<LayerKind, at::Tensor>> codes;  // by the handle that they replace
   for (const Slot& slot : all) {
     const auto layer = layers.find(slot.name);
     if (layer != layers.end()) set_groups(*slot.owner, layer->second.groups);
@@ -117,13 +108,19 @@ Masks load_into(const std::shared_ptr<torch::nn::Module>& module, const std::fil
     if (layer != layers.end() && layer->second.quantized) {
       std::optional<at::Tensor> bias;
       if (!layer->second.bias.empty()) bias = file.tensor(layer->second.bias);
-      replace_parameter(*slot.owner, "weight", weight_tensor(layer->second, bias, slot.name));
+      const c10::IValue packed = pack_layer(layer->second.kind, *layer->second.quantized, bias);
+      codes[slot.tensor.unsafeGetTensorImpl()] = {layer->second.kind, weight_tensor(packed, slot.name)};
     } else if (filled.insert(slot.tensor.unsafeGetTensorImpl()).second) {
       at::Tensor handle = slot.tensor;
       handle.mutable_grad().reset();
       handle.set_data(file.tensor(slot.name).to(handle.device()).clone());
     }
   }
+  // Every layer that shares the weight gets the codes.
+  for (const Slot& slot : all)
+    if (const auto held = codes.find(slot.tensor.unsafeGetTensorImpl());
+        held != codes.end() && slot.own_name == "weight" && takes_codes(*slot.owner, held->second.first))
+      replace_parameter(*slot.owner, "weight", held->second.second);
   for (const Slot& slot : slots(module)) {
     if (const auto norm = folded.find(layer_of(slot)); norm != folded.end() && slot.own_name == "running_var")
       become_identity(*slot.owner, file.layer(norm->second).shape.front());

@@ -4,12 +4,11 @@
 #include <set>
 
 #include <ATen/core/Tensor.h>
-#include <torch/custom_class.h>
 
 #include "capture.hpp"
+#include "packed_layer.hpp"
 #include "tersor/core/error.hpp"
 #include "tersor/core/names.hpp"
-#include "tersor/runtime/packed.hpp"
 #include "tersor/runtime/weight_tensor.hpp"
 
 namespace tersor {
@@ -21,8 +20,6 @@ const Slot& find(const std::vector<Slot>& all, std::string_view name) {
   throw fail(ErrorCode::NoSuchTarget, "the module has no parameter or buffer '{}' any more", escaped(name));
 }
 
-std::string packed_name(const std::string& weight) { return weight + "_packed"; }
-
 std::string weight_beside(const Slot& slot) {
   return slot.name.substr(0, slot.name.size() - slot.own_name.size()) + "weight";
 }
@@ -31,28 +28,6 @@ void check_no_graph(const std::string& name, const at::Tensor& tensor) {
   check(!graph_alive(tensor), ErrorCode::BadUsage,
         "the graph of an earlier forward still holds '{}'; drop its outputs and losses before the network is changed",
         escaped(name));
-}
-
-bool is_class(const c10::IValue& packed, std::string_view name) {
-  const auto type = packed.type()->cast<c10::ClassType>();
-  return type && type->name() && type->name()->name() == name;
-}
-
-LayerKind kind_of(const c10::IValue& packed) {
-  if (is_class(packed, "PackedLinear")) return LayerKind::linear;
-  if (is_class(packed, "PackedEmbedding")) return LayerKind::embedding;
-  return packed.toCustomClass<PackedConv>()->weight().shape.size() == 3 ? LayerKind::conv1d : LayerKind::conv2d;
-}
-
-at::Tensor weight_tensor(const c10::IValue& packed, const std::string& name) {
-  if (is_class(packed, "PackedLinear")) return make_weight_tensor(packed.toCustomClass<PackedLinear>(), name);
-  if (is_class(packed, "PackedEmbedding")) return make_weight_tensor(packed.toCustomClass<PackedEmbedding>(), name);
-  return make_weight_tensor(packed.toCustomClass<PackedConv>(), name);
-}
-
-c10::IValue repacked(const PackedWeight& packed, const at::Tensor& bias) {
-  if (is_class(packed.packed, "PackedLinear")) return c10::make_intrusive<PackedLinear>(packed.quantization, bias);
-  return c10::make_intrusive<PackedConv>(packed.quantization.weight, bias);
 }
 
 }  // namespace
@@ -142,8 +117,11 @@ std::vector<Layer> ModuleModel::layers() const {
 std::vector<at::Tensor> ModuleModel::forward(const std::vector<at::Tensor>& inputs) const {
   if (!eager_) return ScriptModel::forward(inputs);
   const EvalMode eval(eager_->module);
+  // Copies: a module that works in place must not change the caller's samples.
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& input : inputs) copies.push_back(input.clone());
   try {
-    return eager_->forward(inputs);
+    return eager_->forward(copies);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -156,16 +134,13 @@ void ModuleModel::refresh() {
   if (!eager_) return;
   sync_options();
   update_biases();
-  std::vector<at::Tensor> inputs, outputs;
-  for (const at::Tensor& input : example) inputs.push_back(input.clone());
+  std::vector<at::Tensor> outputs;
   try {
-    outputs = forward(inputs);
+    outputs = forward(example);
   } catch (const Error& error) {
     throw fail(ErrorCode::UnsupportedGraph, "the module's own code does not follow: {}", error.message());
   }
-  inputs.clear();
-  for (const at::Tensor& input : example) inputs.push_back(input.clone());
-  const auto different = first_difference(outputs, ScriptModel::forward(inputs));
+  const auto different = first_difference(outputs, ScriptModel::forward(example));
   check(!different, ErrorCode::UnsupportedGraph,
         "the module's own code does not follow: its output {} is not what it should be", different.value_or(0));
 }
@@ -257,7 +232,7 @@ void ModuleModel::install_codes(const std::string& weight, const c10::IValue& pa
   bool plain_left = false;
   for (const Slot& slot : all) {
     if (!slot.tensor.is_same(before)) continue;
-    if (slot.own_name == "weight" && takes_codes(*slot.owner, kind_of(packed))) {
+    if (slot.own_name == "weight" && takes_codes(*slot.owner, packed_kind(packed))) {
       if (!is_weight_tensor(before)) plain_[slot.name] = before;
       replace_parameter(*slot.owner, "weight", codes);
     } else {
@@ -297,7 +272,7 @@ void ModuleModel::update_biases() {
     const at::Tensor now = find(all, packed.bias).tensor.detach();
     if (now.equal(*packed.bias_values)) continue;
     const auto [owner, name] = owner_of(script_.root, packed_name(packed.weight));
-    owner._ivalue()->setAttr(name, repacked(packed, now.clone()));
+    owner._ivalue()->setAttr(name, pack_layer(packed_kind(packed.packed), packed.quantization, now.clone()));
     graph_changed();
   }
 }

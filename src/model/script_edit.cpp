@@ -7,10 +7,10 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/custom_class.h>
 
+#include "packed_layer.hpp"
 #include "script.hpp"
 #include "tersor/core/error.hpp"
 #include "tersor/core/names.hpp"
-#include "tersor/runtime/packed.hpp"
 
 namespace tersor {
 namespace {
@@ -239,7 +239,7 @@ std::string ScriptModel::why_float(const Layer& layer, const std::vector<LayerCa
   const auto [owner, weight] = owner_of(script_.root, layer.weight);
   const std::string bias = bias_beside(weight);
   const bool own_bias = !first.bias_name.empty() && owner_of(script_.root, first.bias_name).second == bias;
-  for (const std::string& name : {weight + "_packed", first.bias_name.empty() || own_bias ? std::string() : bias})
+  for (const std::string& name : {packed_name(weight), first.bias_name.empty() || own_bias ? std::string() : bias})
     if (!name.empty() && (owner.hasattr(name) || owner.type()->hasConstant(name)))
       return fmt::format("its module has an attribute '{}' already, which is how its codes would be named",
                          escaped(name));
@@ -325,13 +325,11 @@ void ScriptModel::quantize_layer(const Layer& layer, const LayerQuantization& qu
   if (!bias_name.empty()) bias = attribute(bias_name).detach().clone();
 
   // The packed object stands beside the weight that it replaces.
-  const std::string packed_path = layer.weight + "_packed";
-  const auto [owner, packed_name] = owner_of(script_.root, packed_path);
-  const c10::IValue packed = linear ? c10::IValue(c10::make_intrusive<PackedLinear>(quantization, bias))
-                             : conv ? c10::IValue(c10::make_intrusive<PackedConv>(quantization.weight, bias))
-                                    : c10::IValue(c10::make_intrusive<PackedEmbedding>(quantization.weight));
-  owner.type()->addAttribute(packed_name, packed.type());
-  owner._ivalue()->setAttr(packed_name, packed);
+  const std::string packed_path = packed_name(layer.weight);
+  const auto [owner, own_name] = owner_of(script_.root, packed_path);
+  const c10::IValue packed = pack_layer(layer.kind, quantization, bias);
+  owner.type()->addAttribute(own_name, packed.type());
+  owner._ivalue()->setAttr(own_name, packed);
 
   std::vector<std::string> unread{layer.weight};
   std::vector<jit::Node*> made;

@@ -199,7 +199,7 @@ std::vector<LoweredLayer> add_stock(Script& script) {
     const std::string path = *attribute_path(node->input(1));
     PackedWeight packed = *as_packed(path, attribute_at(script.root, path));
     const auto [owner, attribute] = owner_of(script.root, path);
-    const std::string stem = attribute.substr(0, attribute.size() - std::string_view("_packed").size());
+    const std::string stem = owner_of(script.root, packed.weight).second;
     const Lowered stock = lowered(packed, op);
 
     const jit::WithInsertPoint here(node);

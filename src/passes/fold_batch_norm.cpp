@@ -208,11 +208,20 @@ Changed BatchNorm::run(Model& model, PassContext& context) const {
   // All values first: an impossible one leaves the model as it was.
   std::vector<NewValues> values;
   for (const Fold& fold : folds) values.push_back(new_values(model, fold));
+  bool changed = false;
   for (std::size_t i = 0; i < folds.size(); ++i) {
-    model.fold_into(folds[i].batch_norm.name, folds[i].producer.name, values[i].weight, values[i].bias);
-    context.report.row(folds[i].batch_norm.name, "folded").details.emplace_back("into", folds[i].producer.name);
+    const std::string& name = folds[i].batch_norm.name;
+    try {
+      model.fold_into(name, folds[i].producer.name, values[i].weight, values[i].bias);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::UnsupportedLayer) throw;  // of which nothing has been changed
+      context.report.skip(name, error.message());
+      continue;
+    }
+    context.report.row(name, "folded").details.emplace_back("into", folds[i].producer.name);
+    changed = true;
   }
-  if (folds.empty()) return Changed::nothing;
+  if (!changed) return Changed::nothing;
   model.refresh();
   return Changed::structure;
 }

@@ -197,32 +197,30 @@ struct HardCodedImpl : nn::Module {
 TORCH_MODULE(HardCoded);
 
 // --- several inputs, a tuple and a dictionary ---
-struct TwoInputsImpl : nn::Module {
-  TwoInputsImpl() : left(6, 16), right(4, 16), head(16, 3) {
+struct TwoSides : nn::Module {
+  TwoSides() : left(6, 16), right(4, 16), head(16, 3) {
     register_module("left", left);
     register_module("right", right);
     register_module("head", head);
   }
+  torch::Tensor joined(const torch::Tensor& a, const torch::Tensor& b) { return torch::relu(left(a) + right(b)); }
+  nn::Linear left, right, head;
+};
+
+struct TwoInputsImpl : TwoSides {
   std::tuple<torch::Tensor, torch::Tensor> forward(torch::Tensor a, torch::Tensor b) {
-    const auto hidden = torch::relu(left(a) + right(b));
+    const auto hidden = joined(a, b);
     return {head(hidden), hidden.sum(-1)};
   }
   torch::Tensor encode(torch::Tensor a) { return torch::relu(left(a)); }
-  nn::Linear left, right, head;
 };
 TORCH_MODULE(TwoInputs);
 
-struct DictionaryImpl : nn::Module {
-  DictionaryImpl() : left(6, 16), right(4, 16), head(16, 3) {
-    register_module("left", left);
-    register_module("right", right);
-    register_module("head", head);
-  }
+struct DictionaryImpl : TwoSides {
   std::map<std::string, torch::Tensor> forward(const std::map<std::string, torch::Tensor>& in) {
-    const auto hidden = torch::relu(left(in.at("a")) + right(in.at("b")));
+    const auto hidden = joined(in.at("a"), in.at("b"));
     return {{"logits", head(hidden)}, {"hidden", hidden.sum(-1)}};
   }
-  nn::Linear left, right, head;
 };
 TORCH_MODULE(Dictionary);
 

@@ -127,6 +127,44 @@ TORCH_MODULE(HalfBatch);
 
 }  // namespace
 
+namespace {
+
+struct PairsImpl : torch::nn::Module {
+  PairsImpl() : fc(4, 3) { register_module("fc", fc); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::cat({fc(x.view({x.size(0) / 2, 2, 4})).sum(1), torch::zeros({x.size(0) + 1, 3})});
+  }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(Pairs);
+
+struct InPlaceImpl : torch::nn::Module {
+  InPlaceImpl() : fc(4, 3) { register_module("fc", fc); }
+  torch::Tensor forward(torch::Tensor x) { return fc(x.mul_(2)); }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(InPlace);
+
+}  // namespace
+
+TEST_CASE("sizes that are computed from the batch are computed in the file", "[wrap]") {
+  const TemporaryDirectory folder;
+  Pairs net;
+  Model::wrap(net, torch::randn({6, 4}), {.other_example = {torch::randn({10, 4})}}).save(folder / "net.pt");
+  const torch::Tensor x = torch::randn({16, 4});
+  torch::jit::Module read = torch::jit::load((folder / "net.pt").string());
+  REQUIRE(torch::allclose(read.forward({x}).toTensor(), net->forward(x), 1e-5, 1e-6));
+}
+
+TEST_CASE("a module that works in place leaves the caller's inputs alone", "[wrap]") {
+  InPlace net;
+  const torch::Tensor x = torch::ones({2, 4});
+  const Model model = Model::wrap(net, x);
+  const torch::Tensor once = model.forward({x}).at(0);
+  REQUIRE(x.eq(1).all().item<bool>());
+  REQUIRE(model.forward({x}).at(0).equal(once));
+}
+
 TEST_CASE("what a capture bakes in is refused with its place", "[wrap]") {
   const torch::Tensor x = torch::ones({6, 4});
   const std::string root = message_of([&] { Model::wrap(FollowsBatch(), {x}); });

@@ -212,6 +212,36 @@ TEST_CASE("folding in place leaves an identity where the BatchNorm was", "[in_pl
   REQUIRE(torch::allclose(Model::load(folder / "net.pt").forward({x}).at(0), net->forward(x), 1e-4, 1e-5));
 }
 
+namespace {
+
+/// A norm of the user's own, with the tensors of a BatchNorm.
+struct OwnNormImpl : torch::nn::Module {
+  explicit OwnNormImpl(std::int64_t width) {
+    weight = register_parameter("weight", torch::ones({width}));
+    bias = register_parameter("bias", torch::zeros({width}));
+    running_mean = register_buffer("running_mean", torch::zeros({width}));
+    running_var = register_buffer("running_var", torch::ones({width}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::batch_norm(x, weight, bias, running_mean, running_var, is_training(), 0.1, 1e-5, false);
+  }
+  torch::Tensor weight, bias, running_mean, running_var;
+};
+TORCH_MODULE(OwnNorm);
+
+}  // namespace
+
+TEST_CASE("a norm of a type that cannot become the identity is skipped", "[in_place]") {
+  torch::nn::Sequential net(torch::nn::Conv2d(1, 4, 3), OwnNorm(4), torch::nn::Conv2d(4, 4, 3),
+                            torch::nn::BatchNorm2d(4));
+  const torch::Tensor x = torch::randn({2, 1, 8, 8});
+  Model model = Model::wrap(net, x);
+  const Report report = Pipeline{fold::BatchNorm{}}.run(model);
+  std::map<std::string, std::string> verdict;
+  for (const ReportRow& row : report.passes.at(0).rows) verdict[row.layer] = row.action;
+  REQUIRE(verdict == std::map<std::string, std::string>{{"1", "skipped"}, {"3", "folded"}});
+}
+
 TEST_CASE("training goes on after the cut", "[in_place]") {
   torch::manual_seed(5);
   eager::ResNet net;
