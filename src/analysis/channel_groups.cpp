@@ -185,6 +185,22 @@ std::vector<ParameterIndices> ChannelGroups::cuts(const Removal& removed) const 
   return all;
 }
 
+ChannelProducer ChannelGroups::standing(const ChannelFamily& family, std::string_view parameter,
+                                        std::int64_t dim) const {
+  ChannelProducer found{std::string(parameter), dim, {}};
+  found.rows.resize(family.atoms.size());
+  std::map<Label, std::size_t> position;
+  for (std::size_t i = 0; i < family.atoms.size(); ++i) position.emplace(family.atoms[i], i);
+  const ValueId value = graph_.find(parameter);
+  if (value < 0) return found;
+  for (const LabelVector& vector : axes_[static_cast<std::size_t>(value)][static_cast<std::size_t>(dim)])
+    for (std::size_t j = 0; j < vector.size(); ++j)
+      for (const Label atom : labels_.atoms(vector[j]))
+        if (const auto at = position.find(atom); at != position.end())
+          found.rows[at->second].push_back(static_cast<std::int64_t>(j));
+  return found;
+}
+
 std::vector<ParameterIndices> ChannelGroups::consumers(const Removal& removed) const {
   std::vector<ParameterIndices> all;
   std::set<std::pair<ValueId, std::int64_t>> told;

@@ -41,6 +41,11 @@ class Model::Impl {
   virtual bool runnable() const { return false; }
   virtual std::vector<at::Tensor> forward(const std::vector<at::Tensor>&) const { return {}; }
   virtual void observe(const std::vector<at::Tensor>&, const Observer&) const {}
+  /// Of a clone that is used for nothing else; gradients are on.
+  virtual std::map<std::string, at::Tensor> gradients(const std::vector<at::Tensor>&, const at::Tensor& /*labels*/,
+                                                      const std::vector<std::string>& /*parameters*/) {
+    return {};
+  }
   virtual Graph build_graph() const { return {}; }  ///< for `example`; called again after edits
   virtual void set_argument(NodeId, std::size_t, const c10::IValue&) {}
   virtual void fold_into(const Layer& /*batch_norm*/, const Layer& /*producer*/, const at::Tensor& /*weight*/,

@@ -261,6 +261,14 @@ void Model::observe(const std::vector<at::Tensor>& inputs,
   impl_->observe(inputs, see);
 }
 
+std::map<std::string, at::Tensor> Model::gradients(const std::vector<at::Tensor>& inputs, const at::Tensor& labels,
+                                                   const std::vector<std::string>& parameters) const {
+  check_runnable(*this);
+  const Model copy = clone();
+  const at::AutoGradMode with_gradients(true);
+  return copy.impl_->gradients(inputs, labels, parameters);
+}
+
 const Graph& Model::graph() const {
   check_example(*this);
   if (!impl_->known_graph) {

@@ -102,6 +102,8 @@ class ScriptModel : public Model::Impl {
   bool runnable() const override { return true; }
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const override;
   void observe(const std::vector<at::Tensor>& inputs, const Observer& see) const override;
+  std::map<std::string, at::Tensor> gradients(const std::vector<at::Tensor>& inputs, const at::Tensor& labels,
+                                              const std::vector<std::string>& parameters) override;
   Graph build_graph() const override;
 
   void set_argument(NodeId node, std::size_t index, const c10::IValue& value) override;

@@ -2,6 +2,8 @@
 #include <set>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <fmt/ranges.h>
 
 #include "script.hpp"
 #include "tersor/core/error.hpp"
@@ -100,6 +102,30 @@ void ScriptModel::observe(const std::vector<at::Tensor>& inputs, const Observer&
     const auto& [layer, what] = call->second;
     see(*layer, value(what->input()).toTensor(), value(what->output).toTensor());
   });
+}
+
+std::map<std::string, at::Tensor> ScriptModel::gradients(const std::vector<at::Tensor>& inputs,
+                                                         const at::Tensor& labels,
+                                                         const std::vector<std::string>& parameters) {
+  for (const std::string& name : parameters) attribute(name).requires_grad_(true);
+  const std::vector<at::Tensor> outputs = ScriptModel::forward(inputs);
+  check(!outputs.empty() && outputs[0].is_floating_point() && outputs[0].dim() == labels.dim() + 1 &&
+            outputs[0].size(0) == labels.size(0) && labels.scalar_type() == at::kLong,
+        ErrorCode::UnsupportedModel,
+        "gradients need a first output of [N, classes, …] and int64 labels of [N, …]; the labels are {} {}",
+        c10::toString(labels.scalar_type()), fmt::format("[{}]", fmt::join(labels.sizes(), ", ")));
+  try {
+    at::cross_entropy_loss(outputs[0].to(at::kFloat), labels).backward();
+  } catch (const std::exception& error) {
+    throw fail(ErrorCode::UnsupportedModel, "no gradient can be computed: {}", escaped(first_line(error)));
+  }
+  std::map<std::string, at::Tensor> gradients;
+  for (const std::string& name : parameters) {
+    const at::Tensor gradient = attribute(name).grad();
+    check(gradient.defined(), ErrorCode::UnsupportedModel, "no gradient reaches '{}'", escaped(name));
+    gradients.emplace(name, gradient);
+  }
+  return gradients;
 }
 
 Graph ScriptModel::build_graph() const { return record(script_, example, origins_); }

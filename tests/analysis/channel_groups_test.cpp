@@ -8,7 +8,6 @@
 #include "catch.hpp"
 #include "graph_builder.hpp"
 #include "tersor/analysis/cost.hpp"
-#include "tersor/analysis/importance.hpp"
 
 using namespace tersor;
 
@@ -402,17 +401,6 @@ TEST_CASE("channel groups: a weight under two names shrinks as one") {
   const Removal removed = without(groups, groups.families()[0], {2});
   CHECK(groups.kept("a.weight", 0, removed) == groups.kept("c.weight", 0, removed));
   CHECK(groups.kept("r.weight", 1, removed) == Indices{0, 1, 3, 4, 5});
-}
-
-TEST_CASE("importance: L1 over filters, mean over producers, ties to the lowest index") {
-  ChannelFamily family;
-  family.atoms = {1, 2, 3};
-  family.producers = {{"a", 0, {{0}, {1}, {2}}}, {"b", 1, {{0, 3}, {1, 4}, {2, 5}}}};
-  const at::Tensor a = at::tensor({1.0f, -2.0f, 3.0f, 0.5f, -0.5f, 0.0f}).view({3, 2});
-  const at::Tensor w = at::tensor({1.0f, 2.0f, 3.0f, 4.0f, 5.0f, -6.0f}).view({1, 6});
-  const std::vector<double> scores = l1_importance(family, [&](std::string_view name) { return name == "a" ? a : w; });
-  CHECK(scores == std::vector<double>{(3.0 + 5.0) / 2, (3.5 + 7.0) / 2, (0.5 + 9.0) / 2});
-  CHECK(ascending({2.0, 1.0, 2.0, 1.0}) == std::vector<std::size_t>{1, 3, 0, 2});
 }
 
 TEST_CASE("cost: multiply-accumulates of convolutions and linear layers") {

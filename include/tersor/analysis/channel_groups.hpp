@@ -83,6 +83,8 @@ class ChannelGroups {
 
   /// Every parameter dimension that loses indices, with what it keeps.
   std::vector<ParameterIndices> cuts(const Removal& removed) const;
+  /// Where the atoms of a family stand along a parameter's dimension; `rows` are empty where they do not.
+  ChannelProducer standing(const ChannelFamily& family, std::string_view parameter, std::int64_t dim) const;
   /// Literals that must change, from the predicted shapes.
   std::vector<ArgumentEdit> edits(const Removal& removed) const;
   /// Indices of the parameter dimensions that read the removed channels: with zeros there, the unchanged network

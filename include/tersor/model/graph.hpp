@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -63,5 +64,9 @@ struct Graph {
   std::vector<NodeId> users(ValueId value) const;
   const GraphArgument* argument(const GraphNode& node, std::string_view name) const;
 };
+
+/// Runs an operator of a graph again, each of its tensors through `tensor_of`; what comes out in the order of
+/// GraphNode::outputs. Throws what the operator throws.
+std::vector<at::Tensor> run_node(const GraphNode& node, const std::function<at::Tensor(ValueId)>& tensor_of);
 
 }  // namespace tersor

@@ -132,9 +132,15 @@ class Model {
   const std::vector<at::Tensor>& example() const;  ///< empty when none was set
   /// Runs in eval mode without gradients; outputs flattened like Graph::outputs.
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const;
-  /// Runs once and shows every layer's input and output, layer by layer, in the order they ran.
+  /// Runs once and shows every layer's input and output, layer by layer, in the order they ran. What `see` writes into
+  /// an output is what the network goes on with.
   void observe(const std::vector<at::Tensor>& inputs,
                const std::function<void(const Layer&, const at::Tensor& input, const at::Tensor& output)>& see) const;
+  /// Gradients of the cross-entropy between the first output [N, classes] (or [N, classes, …]) and `labels` (int64)
+  /// with respect to these parameters, in eval mode. The model is left alone. UnsupportedModel when the output fits no
+  /// labels or no gradient arrives.
+  std::map<std::string, at::Tensor> gradients(const std::vector<at::Tensor>& inputs, const at::Tensor& labels,
+                                              const std::vector<std::string>& parameters) const;
   /// The flat view for the example. MissingData without one; UnsupportedGraph with the place.
   const Graph& graph() const;
 

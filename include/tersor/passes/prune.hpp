@@ -2,9 +2,11 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tersor/analysis/importance.hpp"
 #include "tersor/pipeline/pass.hpp"
 
 namespace tersor::prune {
@@ -39,20 +41,43 @@ struct L1 {
   Changed run(Model& model, PassContext& context) const;
 };
 
+enum class Compensate { none, constant, calibrated };
+
 /// Structured pruning: whole channels leave, and with them everything that was coupled to them.
 ///
-/// Channel groups come from running the network's shape operators on labels (docs/explanation/channel-groups.md). A
-/// channel's importance is the sum of |w| over the filters that produce it, averaged over producers. Outputs of the
-/// model are never pruned; what cannot be followed stays whole and is reported. `verify` compares the result with the
-/// network as it was before this pass, the removed channels' readers set to zero, within rounding; families whose
-/// removal changes statistics (LayerNorm) are left out of the comparison and named. Li et al., Pruning Filters for
-/// Efficient ConvNets, arXiv:1608.08710.
+/// Channel groups come from running the network's shape operators on labels (docs/explanation/channel-groups.md). Each
+/// group's channels are ranked by `importance` (analysis/importance.hpp); those of least importance leave. Outputs of
+/// the model are never pruned; what cannot be followed stays whole and is reported.
+///
+/// How much: `amount` of each width, `amounts` for some layers; with `scope=global` `amount` of all channels together,
+/// the least important of any layer. `target_macs` or `target_params` instead: the smallest amount that leaves at most
+/// this fraction of the multiply-accumulates or parameters. In `steps` rounds with scores computed anew in between.
+///
+/// `compensate` adds what the removed channels contributed on average to the biases (or BatchNorm means) of the layers
+/// that read them: `calibrated`, the mean over calibration data; `constant`, what follows from the biases and
+/// BatchNorms behind them, each channel taken as normally distributed. `reestimate` computes BatchNorm statistics anew
+/// from calibration data.
+///
+/// `verify` compares the result, before compensation, with the network as it was before this pass, the removed
+/// channels' readers set to zero, within rounding; families whose removal changes statistics (LayerNorm) are left out
+/// of the comparison and named.
 struct Structured {
   Amount amount = 0.3;
+  std::vector<std::string> amounts = {};
+  std::optional<double> target_macs = std::nullopt;
+  std::optional<double> target_params = std::nullopt;
+  Scope scope = Scope::layer;
+  Importance importance = Importance::l1;
+  Reduction reduction = Reduction::mean;
+  Normalization normalize = Normalization::mean;
+  std::int64_t steps = 1;
+  double max_amount = 1.0;
   std::int64_t round_to = 1;
   std::int64_t min_channels = 1;
   std::vector<std::string> targets = {};
   std::vector<std::string> ignore = {};
+  Compensate compensate = Compensate::none;
+  bool reestimate = false;
   bool verify = false;
 
   static constexpr std::string_view name = "prune_structured";
@@ -60,18 +85,38 @@ struct Structured {
   static constexpr auto fields() {
     return std::tuple{
         Field{"amount", &Structured::amount,
-              "How much of each width leaves: a fraction, or a whole number for a count."},
+              "How much of each width (scope=global: of all channels) leaves: a fraction, or a whole number for a "
+              "count."},
+        Field{
+            "amounts", &Structured::amounts,
+            "Other amounts for some layers: PATTERN=AMOUNT, the pattern as in targets; the first that matches counts. "
+            "Only with scope=layer."},
+        Field{"target_macs", &Structured::target_macs,
+              "Instead of amount: at most this fraction of the multiply-accumulates stays.", 0.0, 1.0},
+        Field{"target_params", &Structured::target_params,
+              "Instead of amount: at most this fraction of the parameters stays.", 0.0, 1.0},
+        Field{"scope", &Structured::scope, "Rank within each layer, or the channels of all layers together."},
+        Field{"importance", &Structured::importance, "What makes a channel important."},
+        Field{"reduction", &Structured::reduction, "How the scores of several producers of a channel become one."},
+        Field{"normalize", &Structured::normalize,
+              "By what the scores of a group are divided before scope=global compares them with others."},
+        Field{"steps", &Structured::steps, "In so many rounds, with scores computed anew in between.", 1.0, 1000.0},
+        Field{"max_amount", &Structured::max_amount, "At most this fraction of any width leaves.", 0.0, 1.0},
         Field{"round_to", &Structured::round_to, "What stays is rounded up to a multiple of this.", 1.0, 65536.0,
               "channels"},
         Field{"min_channels", &Structured::min_channels, "At least this many channels stay.", 1.0, {}, "channels"},
         Field{"targets", &Structured::targets,
               "Layers whose outputs may leave: names, re:patterns or class names. Default: all."},
         Field{"ignore", &Structured::ignore, "Layers whose outputs stay; wins over targets."},
+        Field{"compensate", &Structured::compensate,
+              "Put the mean contribution of what leaves into the biases of its readers: estimated from biases and "
+              "BatchNorms, or measured on calibration data."},
+        Field{"reestimate", &Structured::reestimate, "Compute BatchNorm statistics anew from calibration data."},
         Field{"verify", &Structured::verify,
               "Compare with the unpruned network whose removed channels are cut off from their consumers."}};
   }
-  void validate() const { amount.validate(); }
-  Need needs() const { return Need::graph; }
+  void validate() const;
+  Need needs() const;
   Changed run(Model& model, PassContext& context) const;
 };
 
@@ -86,4 +131,11 @@ template <>
 struct tersor::EnumNames<tersor::prune::Of> {
   static constexpr std::array<std::pair<prune::Of, std::string_view>, 2> names{
       {{prune::Of::nonzero, "nonzero"}, {prune::Of::total, "total"}}};
+};
+template <>
+struct tersor::EnumNames<tersor::prune::Compensate> {
+  static constexpr std::array<std::pair<prune::Compensate, std::string_view>, 3> names{
+      {{prune::Compensate::none, "none"},
+       {prune::Compensate::constant, "constant"},
+       {prune::Compensate::calibrated, "calibrated"}}};
 };
