@@ -17,8 +17,8 @@ struct Candidate {
   /// What can leave together, least important first: one atom from each cell of the family.
   std::vector<LabelVector> units = {};
   std::vector<double> scores = {};  ///< of the units, ascending
-  std::int64_t width = 0;      ///< before the first round
-  std::int64_t gone = 0;       ///< in earlier rounds
+  std::int64_t width = 0;           ///< before the first round
+  std::int64_t gone = 0;            ///< in earlier rounds
   std::int64_t rows_per_atom = 1;
   Amount amount = 0.0;
 

@@ -1,13 +1,12 @@
+#include <algorithm>
 #include <limits>
-#include <map>
 
 #include <ATen/ops/empty.h>
 
-#include "default_skips.hpp"
+#include "prunable_layers.hpp"
 #include "tersor/core/error.hpp"
 #include "tersor/core/names.hpp"
 #include "tersor/core/select.hpp"
-#include "tersor/model/targets.hpp"
 #include "tersor/passes/prune.hpp"
 
 namespace tersor::prune {
@@ -137,34 +136,8 @@ Changed prune(const L1& pass, Model& model, PassContext& context, const std::vec
 
 Changed L1::run(Model& model, PassContext& context) const {
   amount.validate();
-  const std::vector<Layer> selected = select_layers(
-      model, targets, ignore,
-      [&](const Layer& layer) {
-        const std::string_view why = default_skip(layer);
-        if (!why.empty()) context.report.skip(layer.name, std::string(why));
-        return why.empty();
-      },
-      context.report.warnings);
-
-  std::vector<Layer> layers;
-  std::map<const void*, at::Tensor> seen;  // holds them, so that no address is used twice
-  bool wide = false;
-  for (const Layer& layer : selected) {
-    check(!layer.quantized, ErrorCode::AlreadyQuantized, "layer '{}' is quantized already; prune before quantizing",
-          escaped(layer.name));
-    check(at::isFloatingType(layer.dtype), ErrorCode::UnsupportedDtype,
-          "the weight of layer '{}' is {}; expected a floating-point type", escaped(layer.name),
-          c10::toString(layer.dtype));
-    const at::Tensor weight = model.tensor(layer.weight);
-    // All names of a tensor change together; only in a checkpoint they are tensors of their own.
-    if (model.backend() != Backend::checkpoint && weight.numel() > 0 &&
-        !seen.emplace(weight.const_data_ptr(), weight).second) {
-      context.report.skip(layer.name, "shares its weight with a layer before it");
-      continue;
-    }
-    wide |= layer.dtype == at::kDouble;
-    layers.push_back(layer);
-  }
+  const std::vector<Layer> layers = prunable_layers(model, targets, ignore, context.report);
+  const bool wide = std::any_of(layers.begin(), layers.end(), [](const Layer& l) { return l.dtype == at::kDouble; });
   return wide ? prune<double>(*this, model, context, layers) : prune<float>(*this, model, context, layers);
 }
 

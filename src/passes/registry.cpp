@@ -12,6 +12,8 @@ std::span<const PassInfo> registry() {
   // clang-format off
   static const std::array passes{
       pass_info<prune::L1>(),
+      pass_info<prune::NM>(),
+      pass_info<prune::Block>(),
       pass_info<prune::Structured>(),
       pass_info<fold::BatchNorm>(),
       pass_info<quantize::Dynamic>(),

@@ -41,6 +41,63 @@ struct L1 {
   Changed run(Model& model, PassContext& context) const;
 };
 
+/// N:M sparsity: of every `m` consecutive weights of a row at most `n` stay, those of greatest magnitude.
+///
+/// A row runs along the inputs: of a Linear its in_features, of a Conv its input channels, for each output and each
+/// place of the kernel; that is how sparse tensor cores read it. Among equals the lowest index becomes zero first. A
+/// row whose length is no multiple of `m` ends with a shorter group, of which at most `n` stay too. Mishra et al.,
+/// Accelerating Sparse Deep Neural Networks, arXiv:2104.08378.
+struct NM {
+  std::int64_t n = 2;
+  std::int64_t m = 4;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
+
+  static constexpr std::string_view name = "prune_nm";
+  static constexpr std::string_view summary = "Leaves at most n of every m consecutive weights.";
+  static constexpr auto fields() {
+    return std::tuple{Field{"n", &NM::n, "How many of a group stay.", 0.0, 65536.0},
+                      Field{"m", &NM::m, "How many consecutive weights along the inputs make a group.", 1.0, 65536.0},
+                      Field{"targets", &NM::targets,
+                            "Layers to prune: names, re:patterns or class names. Default: every Linear and Conv."},
+                      Field{"ignore", &NM::ignore, "Layers to leave alone; wins over targets."}};
+  }
+  void validate() const;
+  Need needs() const { return Need::weights; }
+  Changed run(Model& model, PassContext& context) const;
+};
+
+/// Block sparsity: whole blocks of a weight become zero, those of least mean magnitude.
+///
+/// The weight is seen as a matrix of outputs by all that is read for one (a Conv's input channels and kernel, in the
+/// order in which they are stored) and cut into blocks of `rows` by `columns`; at the right and lower edge they are
+/// smaller. Exactly `amount` of the blocks that hold anything become zero, among equals the first in row order. Gray et
+/// al., GPU Kernels for Block-Sparse Weights, 2017.
+struct Block {
+  Amount amount = 0.5;
+  std::int64_t rows = 1;
+  std::int64_t columns = 8;
+  Scope scope = Scope::layer;
+  std::vector<std::string> targets = {};
+  std::vector<std::string> ignore = {};
+
+  static constexpr std::string_view name = "prune_block";
+  static constexpr std::string_view summary = "Sets whole blocks of weights of least magnitude to zero.";
+  static constexpr auto fields() {
+    return std::tuple{
+        Field{"amount", &Block::amount,
+              "How many of the blocks that hold anything become zero: a fraction, or a whole number for a count."},
+        Field{"rows", &Block::rows, "Outputs of a block.", 1.0, 65536.0},
+        Field{"columns", &Block::columns, "Weights of a block along a row.", 1.0, 65536.0},
+        Field{"scope", &Block::scope, "Rank within each layer, or over all targeted layers together."},
+        Field{"targets", &Block::targets,
+              "Layers to prune: names, re:patterns or class names. Default: every Linear and Conv."},
+        Field{"ignore", &Block::ignore, "Layers to leave alone; wins over targets."}};
+  }
+  Need needs() const { return Need::weights; }
+  Changed run(Model& model, PassContext& context) const;
+};
+
 enum class Compensate { none, constant, calibrated };
 
 /// Structured pruning: whole channels leave, and with them everything that was coupled to them.
