@@ -47,10 +47,18 @@ void NM::validate() const { check(n <= m, ErrorCode::BadOption, "n={} is more th
 
 Changed NM::run(Model& model, PassContext& context) const {
   validate();
-  const std::vector<Layer> layers = prunable_layers(model, targets, ignore, context.report);
+  std::vector<Layer> layers = prunable_layers(model, targets, ignore, context.report);
+  std::erase_if(layers, [&](const Layer& layer) {
+    const at::Tensor w = model.tensor(layer.weight);
+    const std::int64_t length = along == Along::row ? w.flatten(1).size(1) : w.size(1);
+    if (!targets.empty() || length % m == 0) return false;
+    context.report.skip(layer.name, fmt::format("its rows of {} are no multiple of m={}", length, m));
+    return true;
+  });
   std::vector<at::Tensor> masks;  // all before anything changes
   for (const Layer& layer : layers) {
-    const at::Tensor w = magnitudes(model, layer).movedim(1, -1).contiguous();
+    at::Tensor w = magnitudes(model, layer);
+    w = along == Along::row ? w.flatten(1).contiguous() : w.movedim(1, -1).contiguous();
     const at::Tensor keep = at::empty(w.sizes(), at::kBool);
     const std::int64_t length = w.size(-1), count = length == 0 ? 0 : w.numel() / length;
     std::vector<std::int64_t> order;
@@ -65,7 +73,7 @@ Changed NM::run(Model& model, PassContext& context) const {
         for (std::size_t i = 0; i < order.size(); ++i) out[order[i]] = static_cast<std::int64_t>(i) >= leave;
       }
     }
-    masks.push_back(keep.movedim(-1, 1).contiguous());
+    masks.push_back(along == Along::row ? keep.view(layer.shape) : keep.movedim(-1, 1).contiguous());
   }
   bool changed = false;
   for (std::size_t i = 0; i < layers.size(); ++i) changed |= apply(model, layers[i], masks[i], context.report);

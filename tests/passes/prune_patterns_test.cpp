@@ -48,6 +48,9 @@ TEST_CASE("prune_nm: of every m at most n stay, those of greatest magnitude") {
     // A row of a Conv runs along its input channels.
     const at::Tensor rows = conv.permute({0, 2, 3, 1}).contiguous();
     CHECK(model.tensor("conv.weight").equal(by_top_k(rows, n, m).permute({0, 3, 1, 2})));
+    Model stored = with({{"conv.weight", conv}});
+    run(stored, prune::NM{.n = n, .m = m, .along = prune::Along::row});
+    CHECK(stored.tensor("conv.weight").equal(by_top_k(conv.flatten(1), n, m).view(conv.sizes())));
     CHECK(zeros(model.tensor("fc.weight")) == linear.numel() * (m - n) / m);
     // Again: there is nothing left to do.
     CHECK(run(model, prune::NM{.n = n, .m = m}).changed == Changed::nothing);
@@ -56,7 +59,10 @@ TEST_CASE("prune_nm: of every m at most n stay, those of greatest magnitude") {
 
 TEST_CASE("prune_nm: ties, tails, types, and what is refused") {
   Model model = with({{"fc.weight", at::tensor({1.f, -1.f, 1.f, 1.f, -2.f, 3.f, 0.5f}).view({1, 7})}});
-  run(model, prune::NM{});
+  const PassReport report = run(model, prune::NM{});
+  CHECK(report.changed == Changed::nothing);
+  CHECK(report.rows.at(0).details.at(0).second == "its rows of 7 are no multiple of m=4");
+  run(model, prune::NM{.targets = {"fc"}});
   CHECK(numbers(model.tensor("fc.weight")) == std::vector<float>{0, 0, 1, 1, -2, 3, 0});
 
   Model half = with({{"fc.weight", at::tensor({1.f, -4.f, 2.f, 3.f}).view({1, 4}).to(at::kHalf)}});

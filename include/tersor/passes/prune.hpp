@@ -41,26 +41,32 @@ struct L1 {
   Changed run(Model& model, PassContext& context) const;
 };
 
+enum class Along { channels, row };
+
 /// N:M sparsity: of every `m` consecutive weights of a row at most `n` stay, those of greatest magnitude.
 ///
-/// A row runs along the inputs: of a Linear its in_features, of a Conv its input channels, for each output and each
-/// place of the kernel; that is how sparse tensor cores read it. Among equals the lowest index becomes zero first. A
-/// row whose length is no multiple of `m` ends with a shorter group, of which at most `n` stay too. Mishra et al.,
-/// Accelerating Sparse Deep Neural Networks, arXiv:2104.08378.
+/// A row of a Linear holds its in_features. Of a Conv, `along=channels`, its input channels, one row for each output
+/// and each place of the kernel, which is how sparse tensor cores read it; `along=row`, all that is read for one
+/// output, in the order in which it is stored. Among equals the lowest index becomes zero first. Layers whose rows are
+/// no multiple of `m` are left alone unless they are targeted; then a row ends with a shorter group, of which at most
+/// `n` stay too. Mishra et al., Accelerating Sparse Deep Neural Networks, arXiv:2104.08378.
 struct NM {
   std::int64_t n = 2;
   std::int64_t m = 4;
+  Along along = Along::channels;
   std::vector<std::string> targets = {};
   std::vector<std::string> ignore = {};
 
   static constexpr std::string_view name = "prune_nm";
   static constexpr std::string_view summary = "Leaves at most n of every m consecutive weights.";
   static constexpr auto fields() {
-    return std::tuple{Field{"n", &NM::n, "How many of a group stay.", 0.0, 65536.0},
-                      Field{"m", &NM::m, "How many consecutive weights along the inputs make a group.", 1.0, 65536.0},
-                      Field{"targets", &NM::targets,
-                            "Layers to prune: names, re:patterns or class names. Default: every Linear and Conv."},
-                      Field{"ignore", &NM::ignore, "Layers to leave alone; wins over targets."}};
+    return std::tuple{
+        Field{"n", &NM::n, "How many of a group stay.", 0.0, 65536.0},
+        Field{"m", &NM::m, "How many consecutive weights along the inputs make a group.", 1.0, 65536.0},
+        Field{"along", &NM::along, "What counts as consecutive in a Conv: input channels, or the order of storage."},
+        Field{"targets", &NM::targets,
+              "Layers to prune: names, re:patterns or class names. Default: every Linear and Conv."},
+        Field{"ignore", &NM::ignore, "Layers to leave alone; wins over targets."}};
   }
   void validate() const;
   Need needs() const { return Need::weights; }
@@ -188,6 +194,11 @@ template <>
 struct tersor::EnumNames<tersor::prune::Of> {
   static constexpr std::array<std::pair<prune::Of, std::string_view>, 2> names{
       {{prune::Of::nonzero, "nonzero"}, {prune::Of::total, "total"}}};
+};
+template <>
+struct tersor::EnumNames<tersor::prune::Along> {
+  static constexpr std::array<std::pair<prune::Along, std::string_view>, 2> names{
+      {{prune::Along::channels, "channels"}, {prune::Along::row, "row"}}};
 };
 template <>
 struct tersor::EnumNames<tersor::prune::Compensate> {
