@@ -1,13 +1,24 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
 #include "tersor/model/wrap.hpp"
 
 namespace tersor {
+
+/// What is made while this lives are ordinary tensors without gradients, within the caller's InferenceMode too: a
+/// parameter that takes the data of an inference tensor can never be trained again.
+struct OrdinaryTensors {
+  const c10::InferenceMode normal{false};
+  const at::NoGradGuard no_grad;
+};
 
 /// A parameter or buffer of a module: the handle that the module's registry holds.
 struct Slot {
@@ -16,6 +27,9 @@ struct Slot {
   std::string own_name;  ///< `weight`
   at::Tensor tensor;
   bool is_parameter = true;
+
+  /// The path of `owner`, `block.1`; empty for the module itself.
+  std::string layer() const { return name.substr(0, name.size() - std::min(name.size(), own_name.size() + 1)); }
 };
 
 /// Every defined parameter and buffer; a submodule that is reached twice shows its tensors under each of its names.
@@ -50,6 +64,8 @@ void become_identity(torch::nn::Module& batch_norm, std::int64_t width);
 /// Whether the layer's own forward reads `weight` through operators that take codes, for a layer of this kind.
 bool takes_codes(const torch::nn::Module& layer, LayerKind kind);
 bool takes_bias(const torch::nn::Module& layer);
+/// The tensor that the layer's forward reads as `weight`, where that is known and not the registered one.
+at::Tensor unregistered_weight(const torch::nn::Module& layer);
 /// Replaces the handle of `weight` or `bias`, as member and in the registry. An undefined tensor: no bias.
 void replace_parameter(torch::nn::Module& layer, const std::string& own_name, const at::Tensor& tensor);
 

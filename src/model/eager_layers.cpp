@@ -148,6 +148,18 @@ bool takes_bias(const nn::Module& layer) {
          as_transposed_convolution(any, nothing);
 }
 
+at::Tensor unregistered_weight(const nn::Module& layer) {
+  at::Tensor found;
+  nn::Module& any = const_cast<nn::Module&>(layer);
+  const auto look = [&](auto& known) {
+    const at::Tensor* registered = Registry::of(any).find("weight");
+    if (registered == nullptr || !registered->is_same(known.weight)) found = known.weight;
+  };
+  as_one_of<nn::LinearImpl, nn::EmbeddingImpl>(any, look) || as_convolution(any, look) ||
+      as_transposed_convolution(any, look);
+  return found;
+}
+
 void replace_parameter(nn::Module& layer, const std::string& own_name, const at::Tensor& tensor) {
   const auto replace = [&](auto& known) {
     if (own_name == "weight") known.weight = tensor;

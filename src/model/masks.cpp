@@ -92,12 +92,9 @@ void Masks::set(const std::string& name, const at::Tensor& parameter, const at::
   all[name] = masked;
   install_hook(masked);
   zero(masked);
-  at::Tensor& gradient = masked->parameter.mutable_grad();
-  if (!gradient.defined()) return;
-  if (gradient.is_sparse())
+  // Another tensor: who holds today's, to put it back, keeps its values.
+  if (at::Tensor& gradient = masked->parameter.mutable_grad(); gradient.defined())
     gradient = masked_gradient(gradient, masked->dropped);
-  else
-    gradient.masked_fill_(masked->dropped, 0);
 }
 
 void Masks::apply() const {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,10 @@ class ModuleModel final : public ScriptModel {
 
   std::vector<Layer> layers() const override;
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const override;
+  void observe(const std::vector<at::Tensor>& inputs, const Observer& see) const override;
 
+  void rewrite(const std::string& tensor, const at::Tensor& values) override;
+  void set_argument(NodeId node, std::size_t index, const c10::IValue& value) override;
   void fold_into(const Layer& batch_norm, const Layer& producer, const at::Tensor& weight,
                  const at::Tensor& bias) override;
   void refresh() override;
@@ -41,23 +45,46 @@ class ModuleModel final : public ScriptModel {
   void save(const std::filesystem::path& path, const SaveOptions& options,
             const std::map<std::string, std::string>& metadata) const override;
 
+  /// Of a module that was quantized before it was wrapped: `quantized` are its codes, in whose places float values
+  /// stand while it is captured. The capture takes the codes; the floats become what `dequantize_layers` fills.
+  void adopt_codes(const std::vector<Slot>& quantized);
+  /// The module as it is now is the one that this model edits.
+  void remember_module();
+
  private:
-  void install_codes(const std::string& weight, const c10::IValue& packed);
+  class Edit;
+  struct Cut {
+    std::string tensor;
+    std::int64_t dim;
+    at::Tensor indices;
+  };
+
+  void check_unchanged() const;
+  std::optional<EvalMode> eval_mode() const;
+  void check_assignable(const ModuleModel& theirs) const;
+  void assign_tensors(ModuleModel& theirs);
+  std::vector<std::string> keep_in_clone(const std::string& tensor, std::int64_t dim, const at::Tensor& indices);
+  bool is_identity_behind(const std::string& slot, const std::string& tensor) const;
+  void install_codes(const std::string& weight, const at::Tensor& codes);
   void restore_plain(const Slot& slot, const at::Tensor& values);
   void hold_module_tensors();
   void update_biases();
   void sync_options() const;
 
   std::shared_ptr<const EagerNetwork> eager_;  // none in a clone
-  std::map<std::string, at::Tensor> plain_;    // handles of weights that are codes now, emptied
+  std::map<std::string, Slot> known_;          // of the module, as this model left it
+  std::map<std::string, std::vector<std::int64_t>> known_shapes_;
+  std::map<std::string, at::Tensor> plain_;  // handles of weights that are codes now, emptied
   Masks masks_;
   std::vector<torch::optim::Optimizer*> optimizers_;
 
   // Of a clone: what the capture does not hold.
-  std::map<std::string, at::Tensor> rest_;   // parameters and buffers of no use to forward
+  std::map<std::string, at::Tensor> rest_;   // parameters and buffers of no use to forward, by the first name
+  std::map<std::string, at::Tensor> codes_;  // weights as the module held them
   std::map<std::string, at::Tensor> grads_;  // handles
   std::map<std::string, at::Tensor> mask_values_;
   std::vector<OptimizerSnapshot> states_;
+  std::vector<Cut> cuts_;  // made since
 };
 
 }  // namespace tersor

@@ -85,6 +85,11 @@ void keep_in_state(Optimizer& optimizer, const at::Tensor& parameter, std::int64
         c10::demangle(typeid(optimizer).name()), c10::demangle(typeid(*found->second).name()));
 }
 
+void resized_in_state(Optimizer& optimizer, const at::Tensor& parameter) {
+  if (auto* lbfgs = dynamic_cast<LBFGS*>(&optimizer); lbfgs != nullptr && trains(optimizer, parameter))
+    start_anew(*lbfgs);
+}
+
 void keep_in_grad(const at::Tensor& parameter, std::int64_t dim, const at::Tensor& indices) {
   at::Tensor& gradient = parameter.mutable_grad();
   if (gradient.defined()) gradient = gradient.detach().index_select(dim, indices.to(gradient.device()));

@@ -161,6 +161,8 @@ class ScriptModel : public Model::Impl {
 /// Values of forward's arguments from a flat list of tensors.
 std::vector<c10::IValue> bind_inputs(const std::vector<c10::Argument>& arguments,
                                      const std::vector<at::Tensor>& inputs);
+/// Clones: a network that works in place must not change the caller's samples.
+std::vector<at::Tensor> copies(const std::vector<at::Tensor>& inputs);
 /// Tensors inside a value: tuples, lists and dictionaries spread out, dictionaries in order of their keys.
 void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors);
 
@@ -178,6 +180,8 @@ std::vector<jit::Node*> all_nodes(jit::Block* block);
 /// Tersor operators and classes in stock operators: Lowering::aten. With an example, VerificationFailed when a layer
 /// does not compute the same there.
 void lower_to_aten(Script& script, const std::vector<at::Tensor>& example);
+/// For messages.
+std::string value_text(const c10::IValue& value);
 /// First line of an exception's text.
 std::string first_line(const std::exception& error);
 

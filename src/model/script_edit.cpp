@@ -26,12 +26,6 @@ bool is_literal(const jit::Value* value) {
                      [](const jit::Value* input) { return is_literal(input); });
 }
 
-std::string text(const c10::IValue& value) {
-  std::ostringstream out;
-  out << value;
-  return out.str();
-}
-
 jit::Value* constant_before(jit::Node* node, const c10::IValue& value) {
   const jit::WithInsertPoint here(node);
   return node->owningGraph()->insertConstant(value);
@@ -119,6 +113,12 @@ std::vector<c10::IValue> items(const c10::IValue& value) {
 
 }  // namespace
 
+std::string value_text(const c10::IValue& value) {
+  std::ostringstream out;
+  out << value;
+  return out.str();
+}
+
 std::vector<std::string> ScriptModel::keep(const std::string& name, std::int64_t dim, const at::Tensor& indices) {
   at::Tensor tensor = attribute(name);
   std::vector<std::string> names;
@@ -183,7 +183,7 @@ void ScriptModel::refresh() {
       const auto* now = std::get_if<c10::IValue>(&graph.nodes[i].arguments[wish.index]);
       check(now && *now == wish.value, ErrorCode::UnsupportedGraph,
             "{} is computed by the network's own code, which gives {} where {} is needed", escaped(wish.place),
-            now ? text(*now) : "a tensor", text(wish.value));
+            now ? value_text(*now) : "a tensor", value_text(wish.value));
     }
   known_graph = std::move(graph);
 }

@@ -569,12 +569,10 @@ Graph record(const Script& script, const std::vector<at::Tensor>& inputs, std::v
   origins.clear();
   Recorder recorder(script.root, origins);
   Interpreter interpreter(script, recorder);
-  // Copies, so that an operator that works in place leaves the example as it is.
-  std::vector<at::Tensor> copies;
-  for (const at::Tensor& input : inputs) copies.push_back(input.clone());
-  for (const at::Tensor& input : copies) recorder.graph.inputs.push_back(recorder.id(input));
+  const std::vector<at::Tensor> own = copies(inputs);
+  for (const at::Tensor& input : own) recorder.graph.inputs.push_back(recorder.id(input));
   std::vector<at::Tensor> outputs;
-  for (const IValue& output : interpreter.run(bind_inputs(script.arguments, copies))) flatten(output, outputs);
+  for (const IValue& output : interpreter.run(bind_inputs(script.arguments, own))) flatten(output, outputs);
   for (const at::Tensor& output : outputs) {
     const ValueId id = recorder.id(output);
     recorder.graph.outputs.push_back(id);

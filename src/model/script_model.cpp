@@ -11,6 +11,12 @@
 
 namespace tersor {
 
+std::vector<at::Tensor> copies(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& input : inputs) copies.push_back(input.clone());
+  return copies;
+}
+
 std::shared_ptr<Model::Impl> ScriptModel::clone() const {
   auto copy = std::make_shared<ScriptModel>(*this);
   copy->become_copy();
@@ -76,10 +82,8 @@ std::int64_t ScriptModel::nbytes() const {
 std::vector<at::Tensor> ScriptModel::forward(const std::vector<at::Tensor>& inputs) const {
   if (!runner_) runner_ = assemble(script_);
   try {
-    // Copies: an operator that works in place must not change the caller's samples.
-    std::vector<at::Tensor> copies, outputs;
-    for (const at::Tensor& input : inputs) copies.push_back(input.clone());
-    flatten(runner_->get_method("forward")(bind_inputs(script_.arguments, copies)), outputs);
+    std::vector<at::Tensor> outputs;
+    flatten(runner_->get_method("forward")(bind_inputs(script_.arguments, copies(inputs))), outputs);
     return outputs;
   } catch (const Error&) {
     throw;
@@ -94,9 +98,7 @@ void ScriptModel::observe(const std::vector<at::Tensor>& inputs, const Observer&
   for (const LayerUse& use : uses)
     for (const LayerCall& call : use.calls) finished_by[call.output->node()] = {&use.layer, &call};
 
-  std::vector<at::Tensor> copies;
-  for (const at::Tensor& input : inputs) copies.push_back(input.clone());
-  interpret(script_, copies, [&](const jit::Node* node, const ValueLookup& value) {
+  interpret(script_, copies(inputs), [&](const jit::Node* node, const ValueLookup& value) {
     const auto call = finished_by.find(node);
     if (call == finished_by.end()) return;
     const auto& [layer, what] = call->second;

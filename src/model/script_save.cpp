@@ -120,12 +120,11 @@ void restore_training(const jit::Module& root, const std::map<std::string, bool>
 
 std::vector<at::Tensor> run_once(const jit::Module& module, const Script& script,
                                  const std::vector<at::Tensor>& example) {
-  std::vector<at::Tensor> inputs, outputs;
-  for (const at::Tensor& input : example) inputs.push_back(input.clone());
+  std::vector<at::Tensor> outputs;
   const std::vector<NamedTensor> before = named_tensors(module);
   std::vector<std::uint32_t> versions;
   for (const NamedTensor& tensor : before) versions.push_back(tensor.tensor._version());
-  flatten(module.get_method("forward")(bind_inputs(script.arguments, inputs)), outputs);
+  flatten(module.get_method("forward")(bind_inputs(script.arguments, copies(example))), outputs);
   const std::vector<NamedTensor> after = named_tensors(module);
   for (std::size_t i = 0; i < before.size(); ++i)
     check(i < after.size() && after[i].tensor.is_same(before[i].tensor) && before[i].tensor._version() == versions[i],
@@ -238,9 +237,7 @@ void check_lowered(const Script& script, const std::vector<LoweredLayer>& layers
                    const std::vector<at::Tensor>& example) {
   std::map<const jit::Node*, const LoweredLayer*> by_node;
   for (const LoweredLayer& layer : layers) by_node[layer.ours] = &layer;
-  std::vector<at::Tensor> inputs;
-  for (const at::Tensor& input : example) inputs.push_back(input.clone());
-  interpret(script, inputs, [&](const jit::Node* node, const ValueLookup& value) {
+  interpret(script, copies(example), [&](const jit::Node* node, const ValueLookup& value) {
     const auto layer = by_node.find(node);
     if (layer == by_node.end()) return;
     const PackedWeight& packed = layer->second->packed;

@@ -184,3 +184,112 @@ TEST_CASE("what a capture bakes in is refused with its place", "[wrap]") {
           }).find("floating-point number") != std::string::npos);
   REQUIRE_FALSE(message_of([&] { Model::wrap(eager::mlp(), Example(std::vector<at::Tensor>{})); }).empty());
 }
+
+namespace {
+
+/// Counts its calls, in eval mode too.
+struct CountsImpl : torch::nn::Module {
+  CountsImpl() : fc(4, 3), calls(register_buffer("calls", torch::zeros({1}))) { register_module("fc", fc); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    calls.add_(1);
+    return fc(x);
+  }
+  torch::nn::Linear fc;
+  torch::Tensor calls;
+};
+TORCH_MODULE(Counts);
+
+/// A quarter of a sequence, which is the same for 16 and 17 words.
+struct QuarterImpl : torch::nn::Module {
+  QuarterImpl() : fc(4, 3) { register_module("fc", fc); }
+  torch::Tensor forward(const torch::Tensor& x) { return fc(x.narrow(1, 0, x.size(1) / 4)); }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(Quarter);
+
+/// Has no output in one place.
+struct HalfDefinedImpl : torch::nn::Module {
+  HalfDefinedImpl() : fc(4, 3) { register_module("fc", fc); }
+  std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) { return {fc(x), torch::Tensor()}; }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(HalfDefined);
+
+/// Of one layer and one buffer under given names.
+struct NamedImpl : torch::nn::Module {
+  NamedImpl(const std::string& layer, const std::string& buffer)
+      : fc(4, 3), shift(register_buffer(buffer, torch::ones({3}))) {
+    register_module(layer, fc);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return fc(x) + shift; }
+  torch::nn::Linear fc;
+  torch::Tensor shift;
+};
+TORCH_MODULE(Named);
+
+}  // namespace
+
+TEST_CASE("a buffer that forward writes to is refused and put back", "[wrap]") {
+  Counts net;
+  const std::string message = message_of([&] { Model::wrap(net, torch::ones({2, 4})); });
+  INFO(message);
+  REQUIRE(message.find("'calls'") != std::string::npos);
+  REQUIRE(net->calls.item<float>() == 0);
+  REQUIRE(net->is_training());
+}
+
+TEST_CASE("an integer that two sizes have in common is not taken for a constant", "[wrap]") {
+  const torch::Tensor x = torch::ones({2, 16, 4});
+  const std::string message = message_of([&] {
+    Model::wrap(Quarter(), x, {.other_example = {torch::ones({3, 17, 4})}});
+  });
+  INFO(message);
+  REQUIRE(message.find("an integer at aten::") != std::string::npos);
+  REQUIRE(message.find("(4, 4 and 9)") != std::string::npos);
+  // Where the sizes tell, it is computed.
+  const TemporaryDirectory folder;
+  Quarter net;
+  Model::wrap(net, x, {.other_example = {torch::ones({3, 24, 4})}}).save(folder / "net.pt");
+  torch::jit::Module read = torch::jit::load((folder / "net.pt").string());
+  for (const std::int64_t length : {8, 41, 64}) {
+    const torch::Tensor y = torch::randn({2, length, 4});
+    REQUIRE(torch::allclose(read.forward({y}).toTensor(), net->forward(y), 1e-5, 1e-6));
+  }
+}
+
+TEST_CASE("names and outputs that no file can hold are named when wrapped", "[wrap]") {
+  const torch::Tensor x = torch::ones({2, 4});
+  const std::string undefined = message_of([&] { Model::wrap(HalfDefined(), x); });
+  INFO(undefined);
+  REQUIRE(undefined.find("output 1 of forward is an undefined tensor") != std::string::npos);
+  for (const char* name : {"in", "None", "training", "forward"}) {
+    const std::string layer = message_of([&] { Model::wrap(Named(name, "shift"), x); });
+    const std::string buffer = message_of([&] { Model::wrap(Named("fc", name), x); });
+    INFO(layer);
+    INFO(buffer);
+    for (const std::string& message : {layer, buffer})
+      REQUIRE(message.find("Model::wrap: '" + std::string(name) + "'") != std::string::npos);
+  }
+  const TemporaryDirectory folder;
+  for (const char* name : {"from", "layer-1", "1x", "self", "lambda"}) {
+    CAPTURE(name);
+    Named net(name, "shift");
+    Model::wrap(net, x).save(folder / "net.pt", {.overwrite = true});
+    REQUIRE(Model::load(folder / "net.pt").forward({x}).at(0).equal(net->forward(x)));
+  }
+}
+
+TEST_CASE("masks of another network are refused by name", "[wrap]") {
+  const torch::Tensor x = torch::ones({2, 24});
+  auto net = eager::mlp();
+  Model model = Model::wrap(net, x);
+  model.mask("2.weight", torch::ones({32, 64}, at::kBool));
+  torch::nn::Sequential shorter(torch::nn::Linear(24, 8));
+  torch::nn::Sequential other(torch::nn::Linear(24, 64), torch::nn::ReLU(), torch::nn::Linear(64, 8));
+  const std::string unknown = message_of([&] { Model::wrap(shorter, x, {.masks = model.masks()}); });
+  const std::string shape = message_of([&] { Model::wrap(other, x, {.masks = model.masks()}); });
+  INFO(unknown);
+  INFO(shape);
+  REQUIRE(unknown.find("no parameter '2.weight'") != std::string::npos);
+  REQUIRE(shape.find("the mask of '2.weight' is [32, 64], but the parameter is [8, 64]") != std::string::npos);
+}

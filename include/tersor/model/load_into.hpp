@@ -11,9 +11,11 @@ namespace tersor {
 /// and codes, the options of known layers follow (channels, features, groups), folded BatchNorms become the identity.
 ///
 /// The file (TorchScript or safetensors) and the module must have the same parameters and buffers by name; a buffer
-/// that the file lacks because no forward reads it keeps its value. Nothing is changed unless everything fits.
-/// Returns the masks that the file speaks of (what is zero there stays zero), for Model::wrap or prune::Masked; they
-/// end with their last handle. NoSuchTarget names what is missing on either side, BadShape a tensor with another number
+/// that the file lacks because no forward reads it keeps its value. The module keeps its dtype: values are converted,
+/// codes are as in the file. Nothing is changed unless everything fits; a module that holds codes, or a graph of an
+/// earlier forward, is refused with BadUsage.
+/// Returns the masks of the layers that are float in the file (what is zero there stays zero), for Model::wrap or
+/// prune::Masked; they end with their last handle. NoSuchTarget names what is missing on either side, BadShape a tensor with another number
 /// of dimensions, UnsupportedLayer a quantized layer whose module does not take codes.
 Masks load_into(const std::shared_ptr<torch::nn::Module>& module, const std::filesystem::path& path);
 

@@ -23,6 +23,10 @@ void check_followed(const torch::optim::Optimizer& optimizer);
 void keep_in_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, std::int64_t dim,
                    const at::Tensor& indices);
 
+/// The parameter has another number of elements, or none, because it became codes or came back from them: LBFGS, which
+/// counts all elements, starts anew. What others remember waits for it.
+void resized_in_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter);
+
 /// Cuts the accumulated gradient, if there is one, out of place.
 void keep_in_grad(const at::Tensor& parameter, std::int64_t dim, const at::Tensor& indices);
 
